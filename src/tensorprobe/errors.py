@@ -1,0 +1,91 @@
+"""Every error a user can cause, as one tree.
+
+    TensorprobeError
+    ├── SettingsError            a setting, flag or argument is wrong
+    │   └── UnknownSetting       a key nobody knows, with the nearest known one
+    ├── RunError                 something about a run on disk
+    │   ├── RunNotFound          no run in that folder
+    │   ├── RunExists            capture into a folder that already holds one
+    │   ├── RunDamaged           a file of the run breaks the format
+    │   │   └── TensorDamaged    the bytes of one tensor are not there or not sound
+    │   └── UnsupportedVersion   written by a newer format
+    ├── NotFound                 a call, slot, step or rank that the run does not hold
+    ├── NoData                   the slot was recorded without its values
+    ├── UnsupportedTorch         a private torch name that a room needs is absent
+    └── CommandFailed            a command started for the user could not be captured
+
+A message states a fact, where, the evidence and the next step. A difference between runs is a result, never an error.
+`CaptureIncomplete` is a warning: training went on, and what is missing is counted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TensorprobeError(Exception):
+    """Base of every error that a user's input can cause."""
+
+
+class SettingsError(TensorprobeError, ValueError):
+    """A setting, flag or argument is wrong."""
+
+
+class UnknownSetting(SettingsError):
+    """A setting that does not exist."""
+
+
+class RunError(TensorprobeError):
+    """Something about a run on disk."""
+
+
+class RunNotFound(RunError, FileNotFoundError):
+    """There is no run in that folder."""
+
+
+class RunExists(RunError, FileExistsError):
+    """The folder already holds a run, or files that are not ours."""
+
+
+class RunDamaged(RunError):
+    """A file of the run breaks the format."""
+
+
+class TensorDamaged(RunDamaged):
+    """The bytes of one tensor are missing or not sound."""
+
+
+class UnsupportedVersion(RunError):
+    """The run was written in a format this version does not read."""
+
+
+class NotFound(TensorprobeError, LookupError):
+    """The run does not hold the call, slot, step or rank asked for."""
+
+
+class NoData(TensorprobeError):
+    """The slot was recorded without its values."""
+
+
+class UnsupportedTorch(TensorprobeError, ImportError):
+    """A private name of torch that this room needs is absent."""
+
+
+class CommandFailed(TensorprobeError):
+    """A command that was started for the user could not be captured."""
+
+
+class CaptureIncomplete(UserWarning):
+    """Something could not be recorded; training went on."""
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
+    """The known names closest to `name`, best first; empty when none is close."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the nearest known name, or nothing."""
+    close = nearest(name, known, count=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,23 @@
+"""The nouns of the project as frozen structs. Nothing here imports torch, touches a disk or has an opinion."""
+
+from tensorprobe.model.call import ArgumentTree, Call, Direction, Level, Side, Slot, Summary
+from tensorprobe.model.dtypes import DTYPES, DType
+from tensorprobe.model.manifest import Coverage, Manifest, RankPart
+from tensorprobe.model.stack import Frame, Stack
+
+__all__ = [
+    "DTYPES",
+    "ArgumentTree",
+    "Call",
+    "Coverage",
+    "DType",
+    "Direction",
+    "Frame",
+    "Level",
+    "Manifest",
+    "RankPart",
+    "Side",
+    "Slot",
+    "Stack",
+    "Summary",
+]

@@ -1,0 +1,106 @@
+"""A call and its slots: what one line of `calls.jsonl` says.
+
+The field names are the keys on disk (docs/format.md); a field that has its default value is left out there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import force_setattr
+
+Level = Literal["module", "api", "aten"]
+Direction = Literal["forward", "backward"]
+Side = Literal["input", "output", "parameters"]
+ArgumentTree = Any
+"""JSON: numbers, strings, null, lists; `{"slot": "input.0"}` stands for a tensor, `{"type": ..., "value": ...}` for the rest."""
+
+_DIRECTIONS = ("forward", "backward")
+
+
+class Summary(msgspec.Struct, frozen=True, array_like=True):
+    """Statistics of one tensor. `min` and `max` pass over NaN; `mean` and `norm` are of the finite elements.
+
+    A complex tensor is summarised as its real and imaginary parts together. An empty tensor has NaN for the first four.
+    """
+
+    max: float | str
+    min: float | str
+    mean: float | str
+    norm: float | str
+    nan: int = 0
+    inf: int = 0
+
+    def __post_init__(self) -> None:
+        """JSON has no infinities: they come as strings and are made numbers here."""
+        for field in ("max", "min", "mean", "norm"):
+            value = getattr(self, field)
+            if type(value) is not float:
+                force_setattr(self, field, float(value))
+
+
+class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The place of one tensor in a call, with what is known of the tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str = "cpu"
+    stride: tuple[int, ...] | None = None
+    grad: bool = False
+    summary: Summary | None = None
+    digest: str | None = None
+    offset: int | None = None
+    nbytes: int = 0
+    skipped: str | None = None
+
+    @property
+    def side(self) -> Side:
+        """Which side of the call the slot belongs to."""
+        return self.name.partition(".")[0]  # type: ignore[return-value]
+
+    @property
+    def count(self) -> int:
+        """How many elements the tensor has."""
+        return math.prod(self.shape)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the values themselves are in the record."""
+        return self.offset is not None
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One execution of one op, in one direction."""
+
+    name: str
+    level: Level = "api"
+    module: str = ""
+    parent: str | None = None
+    origin: str | None = None
+    stack: int | None = None
+    thread: int = 0
+    repeat: int = 0
+    raised: str | None = None
+    args: ArgumentTree = None
+    kwargs: ArgumentTree = None
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def direction(self) -> Direction:
+        """forward or backward; a module's name has it before the number, every other name has it last."""
+        parts = self.name.rsplit(".", 2)
+        return parts[-1] if parts[-1] in _DIRECTIONS else parts[-2]  # type: ignore[return-value]
+
+    @property
+    def number(self) -> int:
+        """The how-manieth call of this op in its step and rank, from 0."""
+        parts = self.name.rsplit(".", 2)
+        return int(parts[-2] if parts[-1] in _DIRECTIONS else parts[-1])
+
+    @property
+    def op(self) -> str:
+        """The name without number and direction: `Functional.conv2d`, `Module.layers.0.attn.Attention`."""
+        return self.name.rsplit(".", 2)[0]

@@ -1,0 +1,47 @@
+"""The dtypes a record may hold, by the name torch gives them, with what a reader without torch must know.
+
+`code` is the number used in messages and by the native kernel; it never changes its meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["float", "int", "bool", "complex"]
+
+
+class DType(NamedTuple):
+    """One element type: its name, size in bytes, family and code."""
+
+    name: str
+    itemsize: int
+    kind: Kind
+    code: int
+
+
+_ROWS: list[tuple[str, int, Kind]] = [
+    ("float32", 4, "float"),
+    ("float64", 8, "float"),
+    ("bfloat16", 2, "float"),
+    ("float16", 2, "float"),
+    ("int8", 1, "int"),
+    ("uint8", 1, "int"),
+    ("int16", 2, "int"),
+    ("uint16", 2, "int"),
+    ("int32", 4, "int"),
+    ("uint32", 4, "int"),
+    ("int64", 8, "int"),
+    ("uint64", 8, "int"),
+    ("bool", 1, "bool"),
+    ("complex32", 4, "complex"),
+    ("complex64", 8, "complex"),
+    ("complex128", 16, "complex"),
+    ("float8_e4m3fn", 1, "float"),
+    ("float8_e5m2", 1, "float"),
+    ("float8_e4m3fnuz", 1, "float"),
+    ("float8_e5m2fnuz", 1, "float"),
+    ("float8_e8m0fnu", 1, "float"),
+]
+
+DTYPES: dict[str, DType] = {row[0]: DType(*row, code) for code, row in enumerate(_ROWS)}
+BY_CODE: list[DType] = list(DTYPES.values())
