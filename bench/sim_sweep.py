@@ -1,0 +1,94 @@
+"""Sweep the simulated device over torch's whole operator database, and print what it gets wrong.
+
+    python bench/sim_sweep.py [--samples 12]
+
+Entries run in a worker process, so that one that kills its process is counted as a crash and the sweep goes on. Writes
+bench/results/sim_sweep.json. Exit status 1 when fewer than 98 % of the supported entries are right or any crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "sim_sweep.json"
+REQUIRED_SHARE = 0.98
+
+
+def work(first: int, samples: int) -> None:
+    """Check entries from the `first` on, one JSON line each; the line of an entry is announced before it runs."""
+    import torch
+
+    from tensorprobe import sim
+    from tensorprobe.sim import sweep
+
+    torch.set_num_threads(1)
+    sim.enable()
+    for number, entry in enumerate(sweep.entries()):
+        if number >= first:
+            print(json.dumps({"begin": number, "entry": sweep.label(entry)}), flush=True)
+            print(json.dumps(asdict(sweep.check_entry(entry, most_samples=samples))), flush=True)
+
+
+def sweep_all(samples: int) -> list[dict[str, object]]:
+    """Outcomes of all entries; a worker that dies is replaced, and the entry it was at is a crash."""
+    outcomes: list[dict[str, object]] = []
+    first, finished = 0, False
+    while not finished:
+        command = [sys.executable, __file__, "--work", str(first), "--samples", str(samples)]
+        begun: dict[str, object] | None = None
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                message = json.loads(line)
+                if "begin" in message:
+                    begun = message
+                else:
+                    outcomes.append(message)
+                    begun = None
+        finished = worker.returncode == 0
+        if not finished:
+            if begun is None:
+                raise SystemExit(
+                    f"the worker ended with status {worker.returncode} between two entries (first entry was {first})"
+                )
+            outcomes.append({"entry": begun["entry"], "status": "crash", "detail": f"exit status {worker.returncode}"})
+            first = int(str(begun["begin"])) + 1
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work is not None:
+        work(options.work, options.samples)
+        return 0
+    started = time.monotonic()
+    outcomes = sweep_all(options.samples)
+    counts = Counter(str(outcome["status"]) for outcome in outcomes)
+    supported = len(outcomes) - counts["unsupported"] - counts["no samples"]
+    for outcome in outcomes:
+        if outcome["status"] not in ("right", "no samples"):
+            print(f"{outcome['status']:12}{outcome['entry']}: {outcome['detail']}")
+    share = counts["right"] / supported
+    print(
+        f"{counts['right']} of {supported} supported entries right ({share:.1%}); {counts['crash']} crashes; "
+        + f"{dict(counts)}"
+    )
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(
+        json.dumps({"seconds": time.monotonic() - started, "counts": counts, "outcomes": outcomes}, indent=1)
+    )
+    return 0 if share >= REQUIRED_SHARE and not counts["crash"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""A simulated accelerator with faults to order.
+
+    from tensorprobe import sim
+    sim.enable()                                    # torch.device("npu") now exists and computes on the host
+    with sim.fault("aten::_softmax", "tail", block=8):
+        train("npu")                                # the last 8 columns of every softmax are wrong
+
+Importing this package imports no torch. See docs/sim.md for the kinds of faults, the catalog and what the device
+cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tensorprobe.sim.faults import Fault, Installed, active, install, installed, make_fault, read_faults, write_faults
+from tensorprobe.sim.state import STATE
+
+if TYPE_CHECKING:
+    from tensorprobe.sim.catalog import CatalogFault
+
+__all__ = [
+    "Fault",
+    "Installed",
+    "active",
+    "catalog",
+    "enable",
+    "enabled",
+    "fault",
+    "install",
+    "installed",
+    "make_fault",
+    "read_faults",
+    "write_faults",
+]
+
+
+def enable(name: str = "npu", *, torch_npu: bool = False) -> None:
+    """Make the device `name` exist in this process, for good; with `torch_npu`, a stand-in module of that name too.
+
+    Faults in the environment variable TENSORPROBE_SIM_FAULTS (names of the catalog, a file, or JSON) are installed at
+    the first call. Raises `UnsupportedTorch` where torch lacks what is needed and `SettingsError` when the name
+    cannot be had.
+    """
+    import os
+
+    from tensorprobe.sim import device
+
+    first = STATE.name is None
+    device.enable(name)
+    if torch_npu:
+        from tensorprobe.sim import torch_npu as stand_in
+
+        stand_in.install(name)
+    text = os.environ.get("TENSORPROBE_SIM_FAULTS", "")
+    if first and text:
+        for one in read_faults(text):
+            install(one)
+
+
+def enabled() -> str | None:
+    """The name of the simulated device, or None before `enable`."""
+    return STATE.name
+
+
+@contextmanager
+def fault(op: str, kind: str, **settings: Any) -> Iterator[Installed]:
+    """A fault on `op` inside the `with`: fields of `Fault` and parameters of the kind as keywords; gives the handle
+    with its counts.
+    """
+    handle = install(make_fault(op=op, kind=kind, **settings))
+    try:
+        yield handle
+    finally:
+        handle.remove()
+
+
+def catalog() -> list[CatalogFault]:
+    """The named faults, each with the model that shows it, its place, and the first call that diverges."""
+    from tensorprobe.sim.catalog import CATALOG
+
+    return list(CATALOG)

@@ -1,0 +1,104 @@
+"""Collectives of the simulated device: the process group backend `hccl` is gloo working on host aliases of device
+tensors.
+
+torch sends every collective through an op of the `c10d` library, chosen by the device of its tensors. For the
+simulated device those ops are replaced by one that hands the same collective to the CPU, where the group's gloo
+backend answers. Faults apply to the `c10d::` ops by name; a collective hit by a fault is waited for first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tensorprobe.sim import faults, memory
+from tensorprobe.sim.kinds import OpCall
+
+BACKEND = "hccl"
+_OPS = [
+    "allreduce_",
+    "allreduce_coalesced_",
+    "allgather_",
+    "_allgather_base_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "broadcast_",
+    "reduce_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "gather_",
+    "scatter_",
+    "alltoall_",
+    "alltoall_base_",
+    "barrier",
+    "send",
+    "recv_",
+    "recv_any_source_",
+]
+
+
+def register(name: str) -> torch.library.Library:
+    """Register the backend and the ops; the library returned must be kept."""
+    import torch.distributed as dist
+
+    library = torch.library.Library("c10d", "IMPL")
+    if not dist.is_available():
+        return library
+    for qualified in _OPS:
+        packet = getattr(torch.ops.c10d, qualified, None)
+        if packet is not None:
+            library.impl(qualified, _on_host(packet.default), "PrivateUse1", allow_override=True)
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _make_gloo, devices=[name, "cpu"])
+    return library
+
+
+def _make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    return ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _on_host(op: Any) -> Any:
+    """The collective as a kernel of the device. By the convention of c10d its first argument is what it writes to."""
+    name = op._schema.name
+
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            answers: list[Any] = []
+
+            def collective(*values: Any) -> Any:
+                answers.append(op(*values))
+                if faults.concern(name):
+                    _work_of(answers[0]).wait()
+                return values[0]
+
+            host_args = tuple([_hosted(value) for value in args])
+            call = OpCall(name=name, operation=collective, args=host_args, kwargs={})
+            _store(host_args[0], faults.perform(call, lambda: None))
+            # The tensors handed back are the caller's own; their host aliases would surprise it.
+            return (args[0], answers[0][1]) if isinstance(answers[0], tuple) else answers[0]
+
+    return run
+
+
+def _work_of(answer: Any) -> Any:
+    return answer[1] if isinstance(answer, tuple) else answer
+
+
+def _hosted(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return memory.to_host(value)
+    return [_hosted(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _store(host: Any, value: Any) -> None:
+    """Write what a fault made of the output back into the output."""
+    if isinstance(host, torch.Tensor):
+        if value is not host:
+            host.copy_(value)
+    else:
+        for one_host, one_value in zip(host, value, strict=True):
+            _store(one_host, one_value)

@@ -1,0 +1,160 @@
+"""Registration of the simulated device with torch: `enable` once in a process, never undone.
+
+PrivateUse1 is renamed, a device guard and hooks in Python make the autograd engine run a thread for the device, one
+boxed fallback computes everything, and a `torch.<name>` module offers what scripts ask of an accelerator. Where torch
+lacks a private name that is needed, `enable` raises one `UnsupportedTorch` and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from tensorprobe.errors import SettingsError, UnsupportedTorch
+from tensorprobe.sim.state import STATE
+
+_NEEDED = (
+    "torch._C._acc.register_python_privateuseone_hook",
+    "torch._C._acc.register_python_privateuseone_device_guard",
+    "torch._C._acc.create_empty_tensor",
+    "torch._C._acc.PrivateUse1Hooks",
+    "torch._C._acc.DeviceGuard",
+    "torch._C._to_dlpack",
+    "torch._C._from_dlpack",
+    "torch._C._get_privateuse1_backend_name",
+    "torch._C._ExcludeDispatchKeyGuard",
+    "torch._C._AutoDispatchBelowAutograd",
+    "torch._C._current_autograd_node",
+    "torch._C._should_allow_numbers_as_tensors",
+    "torch._C._autograd._get_sequence_nr",
+    "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
+)
+# Composite C++ kernels would answer for these before the fallback is asked; whole ops are faster and can be made
+# faulty by name.
+_WHOLE_OPS = (
+    "native_layer_norm",
+    "native_group_norm",
+    "embedding",
+    "convolution_overrideable",
+    "convolution_backward_overrideable",
+)
+_UNSUPPORTED_KEYS = {
+    "SparsePrivateUse1": "sparse",
+    "SparseCsrPrivateUse1": "sparse compressed",
+    "QuantizedPrivateUse1": "quantized",
+    "NestedTensorPrivateUse1": "nested",
+}
+_libraries: list[torch.library.Library] = []  # registrations end when their library is collected
+
+
+def enable(name: str) -> None:
+    """Make `torch.device(name)` exist. Again with the same name: nothing happens; with another: `SettingsError`."""
+    if STATE.name == name:
+        return
+    if STATE.name is not None:
+        raise SettingsError(
+            f"the simulated device is already called {STATE.name!r} in this process; it cannot be renamed to {name!r}."
+        )
+    _check_torch()
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone":
+        raise SettingsError(
+            f"another extension already registered the device {taken!r} in this process; "
+            "the simulated one cannot stand beside it."
+        )
+    if not name.isidentifier() or hasattr(torch, name):
+        raise SettingsError(f"{name!r} cannot name a device: torch has something of that name, or it is no identifier.")
+    _register(name)
+    STATE.name = name
+
+
+def _check_torch() -> None:
+    missing = [name for name in _NEEDED if not _exists(name)]
+    if missing:
+        raise UnsupportedTorch(
+            f"the simulated device needs private parts of torch that {torch.__version__} lacks: {', '.join(missing)}. "
+            "It is known to work with torch 2.13."
+        )
+
+
+def _exists(dotted: str) -> bool:
+    import torch.utils.backend_registration
+
+    value: Any = torch
+    for part in dotted.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value is not None
+
+
+def _register(name: str) -> None:
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    from tensorprobe.sim import autocast, collectives, fallback, memory
+    from tensorprobe.sim.namespace import device_module
+
+    hooks, guard = _hooks_and_guard()
+    _setup_privateuseone_for_python_backend(name, backend_module=device_module(name), hook=hooks, device_guard=guard)
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(fallback.run_op, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    _libraries.extend([everything, aten])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        for key, layout in _UNSUPPORTED_KEYS.items():
+            everything.fallback(_refusal(name, layout), key)
+        # The stock handling of a conjugated source clones it by a copy, which would come back here without end.
+        for key in ("Conjugate", "Negative", "ZeroTensor"):
+            for copying in ("_copy_from", "_copy_from_and_resize"):
+                aten.impl(copying, torch.library.fallthrough_kernel, key)
+        for op in _whole_ops():
+            aten.impl(op._name.removeprefix("aten::"), _bound(fallback.run_op, op), "PrivateUse1")
+        if not torch.backends.cuda.is_built():
+            # Nothing in this process can pin memory any more; torch's own message would speak of C++ interfaces.
+            aten.impl("_pin_memory", _bound(fallback.run_op, torch.ops.aten._pin_memory.default), "CPU")
+        autocast.register(aten, name)
+        _libraries.append(collectives.register(name))
+    memory.install_storage_methods(name)
+
+
+def _whole_ops() -> list[Any]:
+    named = [getattr(torch.ops.aten, name).default for name in _WHOLE_OPS]
+    for qualified in torch._C._dispatch_get_all_op_names():
+        if qualified.startswith("aten::_foreach_") and not qualified.endswith("out"):
+            packet, _, overload = qualified.removeprefix("aten::").partition(".")
+            named.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return named
+
+
+def _bound(kernel: Any, op: Any) -> Any:
+    return lambda *args, **kwargs: kernel(op, *args, **kwargs)
+
+
+def _refusal(name: str, layout: str) -> Any:
+    def refuse(op: Any, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"the simulated device {name!r} has no {layout} tensors ({op}); use dense ones, or the CPU"
+        )
+
+    return refuse
+
+
+def _hooks_and_guard() -> tuple[Any, Any]:
+    # The classes are made here because their bases are private and may be absent.
+    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+        def is_available(self) -> bool:
+            return True
+
+        def has_primary_context(self, _index: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+        def type_(self) -> Any:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
+    return Hooks(), Guard()

@@ -1,0 +1,356 @@
+"""One boxed kernel for every op of the simulated device: run the same op on CPU aliases of its tensors, and dress the
+result.
+
+A plan is made once for each op from its schema: is it a view, which returned tensor is which argument, does it draw
+random numbers. Executing it is dull: alias, run (through the faults), alias back. Ops that change what memory a
+tensor points to have code of their own.
+
+Promises: user modes and autocast do not see the host's execution; the host's random stream is not touched; endless
+mutual recursion between a C++ kernel and this one ends in a RuntimeError instead of a crashed process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensorprobe.sim import faults, memory
+from tensorprobe.sim.kinds import OpCall
+from tensorprobe.sim.specials import SPECIALS
+
+Observer = Callable[[str, Sequence[Tensor]], None]
+
+OBSERVERS: list[Observer] = []
+"""Called after each computing op with its name and its output tensors, on the device. Views are not reported."""
+GENERATOR = torch.Generator()
+"""The random stream of the device."""
+
+_HOST = torch.device("cpu")
+_DEPTH_LIMIT = 60
+_depth = threading.local()
+_random_lock = threading.RLock()
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastPrivateUse1
+)
+# Kernels of these read and write sizes, strides and flags only: the CPU kernel serves a device tensor as it is.
+_METADATA_ONLY = {
+    "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::_conj", "aten::_neg_view",
+    "aten::view_as_real", "aten::view_as_complex", "aten::set_",
+}  # fmt: skip
+# CPU tensors with elements that an op takes beside device tensors, on real accelerators too.
+_MIXES_DEVICES = {
+    "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
+    "aten::_unsafe_index_put", "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split",
+    "aten::_amp_foreach_non_finite_check_and_unscale_", "aten::equal", "aten::is_set_to",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the schema says about an op.
+
+    `mutated` holds, for each return, the argument it is, as (position, name), or None. `written` holds the arguments
+    an op without returns writes to (the foreach family).
+    """
+
+    name: str
+    metadata_only: bool
+    view: bool
+    mutated: tuple[tuple[int, str] | None, ...]
+    written: tuple[int, ...]
+    random: bool
+    takes_generator: bool
+    takes_device: bool
+    strict: bool
+    numbers: tuple[int, ...]
+    """Positions where a number is to be made a tensor: C++ hands scalars over as Python numbers, and not every op
+    takes them back.
+    """
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def _make_plan(op: Any) -> Plan:
+    schema = op._schema
+    view = op.is_view or schema.name in ("aten::_reshape_alias", "aten::lift_fresh")
+    mutated = tuple(None if view else _argument_returned(schema, returned) for returned in schema.returns)
+    written = (
+        () if mutated else tuple(i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
+    )
+    names = {argument.name for argument in schema.arguments}
+    return Plan(
+        name=schema.name,
+        metadata_only=schema.name in _METADATA_ONLY,
+        view=view,
+        mutated=mutated,
+        written=written,
+        random=torch.Tag.nondeterministic_seeded in op.tags,
+        takes_generator="generator" in names,
+        takes_device="device" in names,
+        strict=schema.name.startswith("aten::") and schema.name not in _MIXES_DEVICES,
+        numbers=_number_positions(schema),
+    )
+
+
+def _number_positions(schema: Any) -> tuple[int, ...]:
+    if torch._C._should_allow_numbers_as_tensors(schema.name.partition("::")[2]):
+        return ()
+    return tuple(i for i, argument in enumerate(schema.arguments) if isinstance(argument.type, torch._C.TensorType))
+
+
+def _argument_returned(schema: Any, returned: Any) -> tuple[int, str] | None:
+    if returned.alias_info is None:
+        return None
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == returned.alias_info.before_set:
+            return position, argument.name
+    return None
+
+
+def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The device's kernel for `op`."""
+    depth = getattr(_depth, "value", 0)
+    if depth > _DEPTH_LIMIT:
+        raise RuntimeError(f"the simulated device cannot run {op}: its kernel calls itself without end")
+    _depth.value = depth + 1
+    try:
+        with (
+            torch._C.DisableTorchFunction(),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+        ):
+            plan = _plans.get(op)
+            if plan is None:
+                plan = _plans[op] = _make_plan(op)
+            if plan.metadata_only:
+                return op.redispatch(memory.CPU_KEYS, *args, **kwargs)
+            own = _OWN.get(plan.name)
+            return own(op, args, kwargs) if own else _run_on_host(plan, op, args, kwargs)
+    finally:
+        _depth.value = depth
+
+
+def _run_on_host(plan: Plan, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    host_args = tuple([_hosted(value) for value in args])
+    host_kwargs = {key: _hosted(value) for key, value in kwargs.items()}
+    for position in plan.numbers:
+        if position < len(args) and isinstance(args[position], (bool, int, float, complex)):
+            number = torch.tensor(args[position])
+            host_args = (*host_args[:position], number, *host_args[position + 1 :])
+    if plan.strict:
+        _refuse_mixed_devices(plan, args, kwargs)
+    if plan.takes_device:
+        host_kwargs["device"] = _HOST
+        if host_kwargs.pop("pin_memory", None):
+            _refuse_pinning(op, args, kwargs)
+    operation = _resizing(SPECIALS.get(plan.name, op))
+    if plan.written:
+        operation = _returning_written(operation, plan.written)
+    call = OpCall(name=plan.name, operation=operation, args=host_args, kwargs=host_kwargs)
+    result = _perform(plan, call)
+    if plan.view:
+        return _map(lambda out: memory.view_of(args[0], out), result)
+    if plan.written:
+        return _store_written(plan, args, host_args, result)
+    dressed = _dress(plan, args, kwargs, host_args, host_kwargs, result)
+    for observer in OBSERVERS:
+        observer(plan.name, _tensors_in(dressed))
+    return dressed
+
+
+def _perform(plan: Plan, call: OpCall) -> Any:
+    if not plan.random:
+        return faults.perform(call, lambda: _first_dtype(call.args))
+    if plan.takes_generator:
+        if call.kwargs.get("generator") is None and not any(isinstance(value, torch.Generator) for value in call.args):
+            call.kwargs["generator"] = GENERATOR
+        return faults.perform(call, lambda: _first_dtype(call.args))
+    with _random_lock:  # the op draws from the host's stream and takes no other: lend it the device's
+        host_state = torch.get_rng_state()
+        torch.set_rng_state(GENERATOR.get_state())
+        try:
+            return faults.perform(call, lambda: _first_dtype(call.args))
+        finally:
+            GENERATOR.set_state(torch.get_rng_state())
+            torch.set_rng_state(host_state)
+
+
+def _resizing(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation, tried again with output tensors of their own when it wants to grow one: an alias cannot grow."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return operation(*args, **kwargs)
+        except RuntimeError as refused:
+            outputs = {
+                key: value.clone() for key, value in kwargs.items() if _is_output(key) and isinstance(value, Tensor)
+            }
+            if "resizable" not in str(refused) or not outputs:
+                raise
+        return operation(*args, **{**kwargs, **outputs})
+
+    return run
+
+
+def _returning_written(operation: Callable[..., Any], written: tuple[int, ...]) -> Callable[..., Any]:
+    """The operation, giving back the arguments it writes to, so that a fault can spoil them like any result."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        operation(*args, **kwargs)
+        return [args[position] for position in written if position < len(args)]
+
+    return run
+
+
+def _store_written(plan: Plan, args: tuple[Any, ...], host_args: tuple[Any, ...], result: list[Any]) -> None:
+    positions = [position for position in plan.written if position < len(args)]
+    for position, values in zip(positions, result, strict=True):
+        for host, value in zip(_tensors_in(host_args[position]), _tensors_in(values), strict=True):
+            if value is not host:
+                host.copy_(value)
+    for observer in OBSERVERS:
+        observer(plan.name, [tensor for position in positions for tensor in _tensors_in(args[position])])
+
+
+def _is_output(key: str) -> bool:
+    return key.startswith("out") or key in ("grad_input", "values", "indices", "grid", "result") or len(key) == 1
+
+
+def _dress(
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    host_args: tuple[Any, ...],
+    host_kwargs: dict[str, Any],
+    result: Any,
+) -> Any:
+    """The host's result as device tensors; returns that are arguments become those very arguments, holding the
+    result.
+    """
+    if not plan.mutated:
+        return None
+    single = len(plan.mutated) == 1
+    results = [result] if single else list(result)
+    dressed = []
+    for returned, value in zip(plan.mutated, results, strict=False):
+        if returned is None:
+            dressed.append(_map(memory.to_device, value))
+            continue
+        position, name = returned
+        original = args[position] if position < len(args) else kwargs.get(name)
+        host = host_args[position] if position < len(args) else host_kwargs.get(name)
+        if isinstance(original, Tensor) and memory.is_device(original):
+            _store(original, host, value)
+        dressed.append(original)
+    return dressed[0] if single else tuple(dressed)
+
+
+def _store(original: Tensor, host: Any, value: Tensor) -> None:
+    """Make the device tensor `original` hold `value`, which is its own alias `host` unless an op resized or a fault
+    replaced it.
+    """
+    if value is not host and value.shape == host.shape:
+        host.copy_(value)
+    elif value is not host:
+        host = value
+    if original.shape != host.shape or (host.numel() and host.data_ptr() != original.data_ptr()):
+        memory.adopt(original, memory.to_device(host))
+
+
+def _copy_from(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Copies between host and device, and on the device; the one op that sees lazily conjugated tensors."""
+    source, target = args[0], args[1]
+    host_target = _hosted(target)
+
+    def copy(value: Tensor) -> Tensor:
+        return host_target.copy_(value)
+
+    call = OpCall(name="aten::_copy_from", operation=copy, args=(_hosted(source),), kwargs={})
+    result = faults.perform(call, lambda: _first_dtype(call.args))
+    if result is not host_target:
+        host_target.copy_(result)
+    for observer in OBSERVERS:
+        observer("aten::_copy_from", [target])
+    return target
+
+
+def _copy_from_and_resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0].shape != args[1].shape:
+        memory.resize(args[1], list(args[0].shape))
+    return _copy_from(op, args, kwargs)
+
+
+def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return memory.resize(args[0], list(args[1]))
+
+
+def _refuse_pinning(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise NotImplementedError("the simulated device has no pinned memory; leave out pin_memory")
+
+
+_OWN: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "aten::_copy_from": _copy_from,
+    "aten::_copy_from_and_resize": _copy_from_and_resize,
+    "aten::resize_": _resize,
+    "aten::_pin_memory": _refuse_pinning,
+}
+
+
+def _hosted(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return memory.to_host(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_hosted(item) for item in value])
+    if isinstance(value, torch.device):
+        return _host_for(value)
+    return value
+
+
+def _host_for(device: torch.device) -> torch.device:
+    if device.type != torch._C._get_privateuse1_backend_name():
+        return device
+    if device.index:
+        raise RuntimeError(
+            f"no device {str(device)!r}: the simulated accelerator has one device for each process, '{device.type}:0'"
+        )
+    return _HOST
+
+
+def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_map(change, item) for item in value])
+    return value
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return []
+
+
+def _first_dtype(args: Sequence[Any]) -> str | None:
+    for tensor in _tensors_in(args):
+        if tensor.is_floating_point():
+            return str(tensor.dtype).removeprefix("torch.")
+    return None
+
+
+def _refuse_mixed_devices(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensors = _tensors_in(args) + _tensors_in(list(kwargs.values()))
+    stray = [tensor for tensor in tensors if tensor.is_cpu and tensor.dim()]
+    if stray and len(stray) < len(tensors):
+        name = torch._C._get_privateuse1_backend_name()
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {plan.name} got tensors on {name}:0 and on cpu "
+            f"(a cpu tensor of shape {list(stray[0].shape)})"
+        )

@@ -1,0 +1,237 @@
+"""The ways in which the simulated device can be wrong: a table from the name of a kind to the function that does it.
+
+Most kinds spoil a right result: `(tensor, **params) -> tensor`. A few replace the whole execution: they get the
+`OpCall`, may run it, and return its result. Parameters are keyword-only and have defaults, so the table itself
+documents every kind.
+
+Kinds never write to the inputs of the op and never use torch's own random stream.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass
+class OpCall:
+    """One execution of an op on host aliases; `memory` belongs to one installed fault and lives as long as it."""
+
+    name: str
+    operation: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Any:
+        """The right result."""
+        return self.operation(*self.args, **self.kwargs)
+
+
+def scale(out: Tensor, *, factor: float = 1.01) -> Tensor:
+    """Every element times `factor`."""
+    return (out * factor).to(out.dtype)
+
+
+def bias(out: Tensor, *, amount: float = 1e-2) -> Tensor:
+    """Every element plus `amount`."""
+    return (out + amount).to(out.dtype)
+
+
+def rounding(out: Tensor, *, bits: int = 7) -> Tensor:
+    """Truncated towards zero to `bits` bits of mantissa instead of rounded to nearest."""
+    if out.dtype == torch.float64:
+        mask = -(1 << (52 - bits))
+        return (out.contiguous().view(torch.int64) & mask).view(torch.float64).view(out.shape)
+    single = out.float().contiguous()
+    return (single.view(torch.int32) & -(1 << (23 - bits))).view(torch.float32).view(out.shape).to(out.dtype)
+
+
+def flush_subnormals(out: Tensor, *, threshold: float = 0.0) -> Tensor:
+    """Magnitudes below `threshold` (0: the smallest normal number of the dtype) become zero."""
+    limit = threshold or torch.finfo(out.dtype).tiny
+    return torch.where(out.abs() < limit, torch.zeros_like(out), out)
+
+
+def tail(out: Tensor, *, block: int = 1, dim: int = -1, factor: float = 0.0) -> Tensor:
+    """The last `block` entries along `dim` are multiplied by `factor`, as when the last tile of a kernel is not
+    handled.
+    """
+    wrong = out.clone()
+    if out.dim() == 0:
+        return wrong * factor
+    size = out.size(dim)
+    wrong.narrow(dim, max(size - block, 0), min(block, size)).mul_(factor)
+    return wrong
+
+
+def element(out: Tensor, *, index: int = 0, amount: float = 1.0) -> Tensor:
+    """`amount` is added to the one element at the flat `index` (negative counts from the end)."""
+    wrong = out.contiguous().clone()
+    flat = wrong.view(-1)
+    if -flat.numel() <= index < flat.numel():
+        flat[index] += amount
+    return wrong
+
+
+def swap_rows(out: Tensor, *, dim: int = 0, first: int = 0, second: int = 1) -> Tensor:
+    """Two slices along `dim` change places."""
+    if out.dim() == 0 or out.size(dim) <= max(first, second):
+        return out
+    order = torch.arange(out.size(dim))
+    order[first], order[second] = second, first
+    return out.index_select(dim, order)
+
+
+def roll(out: Tensor, *, dim: int = 0, by: int = 1) -> Tensor:
+    """Slices along `dim` land `by` places further, as with an address that is off by one row."""
+    return out.roll(by, dim) if out.dim() else out
+
+
+def overflow(out: Tensor, *, limit: float = 0.0) -> Tensor:
+    """Magnitudes above `limit` (0: the largest element) become infinite with their sign."""
+    if not out.numel():
+        return out
+    reached = out.abs() > limit if limit else out.abs() == out.abs().max()
+    return torch.where(reached, torch.copysign(torch.full_like(out, math.inf), out), out)
+
+
+def nan(out: Tensor, *, index: int = 0) -> Tensor:
+    """The element at the flat `index` is NaN."""
+    return element(out, index=index, amount=math.nan)
+
+
+def gradient(out: Tensor, *, factor: float = 0.5) -> Tensor:
+    """Every element times `factor`, in backward only: the forward pass is right."""
+    return scale(out, factor=factor)
+
+
+def nondeterminism(out: Tensor, *, relative: float = 1e-3) -> Tensor:
+    """Noise of that relative size, different in each process and call: two runs never agree."""
+    source = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
+    noise = torch.randn(out.shape, generator=source) * relative + 1
+    return (out * noise).to(out.dtype)
+
+
+def stale(call: OpCall) -> Any:
+    """The result of the previous call, where shapes agree; the first call is right."""
+    result = call.run()
+    previous = call.memory.get("previous")
+    witness("stale", result, call.memory)
+    if previous is None or _shapes(previous) != _shapes(result):
+        return result
+    return previous
+
+
+def witness(kind: str, result: Any, memory: dict[str, Any]) -> None:
+    """Let a fault see a call at its place that it left right: `stale` needs the result that came before."""
+    if kind == "stale":
+        memory["previous"] = _map_tensors(torch.clone, result)
+
+
+def compute_in(call: OpCall, *, dtype: str = "bfloat16") -> Any:
+    """Inputs and results are rounded to `dtype`, as when a kernel silently works in a narrower type."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        return tensor.to(_FLOATS[dtype]).to(tensor.dtype) if tensor.is_floating_point() else tensor
+
+    kwargs = {k: value if k.startswith("out") else _map_tensors(rounded, value) for k, value in call.kwargs.items()}
+    return _map_tensors(rounded, call.operation(*_map_tensors(rounded, tuple(call.args)), **kwargs))
+
+
+def accumulate(call: OpCall, *, dtype: str = "float16", block: int = 8) -> Any:
+    """Partial sums over `block` terms are added up in `dtype`: matrix products, convolutions, sums and means."""
+    from tensorprobe.sim.accumulation import accumulate_in
+
+    return accumulate_in(call.name, call.args, call.kwargs, _FLOATS[dtype], block)
+
+
+def drop_contribution(call: OpCall) -> Any:
+    """What this process adds to a collective counts as zero; use with `rank`."""
+    target, rest = call.args[0], tuple(call.args[1:])
+    if _tensors(rest):  # inputs of their own: they stay as they are, zeros are sent instead
+        return call.operation(target, *_map_tensors(torch.zeros_like, rest))
+    for tensor in _tensors(target):
+        tensor.zero_()
+    return call.run()
+
+
+def error(call: OpCall, *, message: str = "device-side failure, error code 507015") -> Any:
+    """The op raises RuntimeError, in the forward pass or in the thread that runs backward."""
+    raise RuntimeError(f"simulated device error in {call.name}: {message}")
+
+
+SPOILERS: dict[str, Callable[..., Tensor]] = {
+    "scale": scale,
+    "bias": bias,
+    "rounding": rounding,
+    "flush-subnormals": flush_subnormals,
+    "tail": tail,
+    "element": element,
+    "swap-rows": swap_rows,
+    "roll": roll,
+    "overflow": overflow,
+    "nan": nan,
+    "gradient": gradient,
+    "nondeterminism": nondeterminism,
+}
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "stale": stale,
+    "compute-in": compute_in,
+    "accumulate": accumulate,
+    "drop-contribution": drop_contribution,
+    "error": error,
+}
+KINDS: dict[str, Callable[..., Any]] = SPOILERS | REPLACEMENTS
+
+
+def parameters_of(kind: str) -> dict[str, Any]:
+    """The keyword parameters of a kind with their defaults."""
+    signature = inspect.signature(KINDS[kind])
+    return {p.name: p.default for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any]) -> Any:
+    """The result of `call` as the kind gives it; `output` chooses which floating output is spoiled, None all of them.
+    """
+    if kind in REPLACEMENTS:
+        return REPLACEMENTS[kind](call, **params)
+    position = -1
+
+    def spoiled(tensor: Tensor) -> Tensor:
+        nonlocal position
+        position += 1
+        if not (tensor.is_floating_point() or tensor.is_complex()) or output not in (None, position):
+            return tensor
+        return SPOILERS[kind](tensor, **params)
+
+    return _map_tensors(spoiled, call.run())
+
+
+def _map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(change, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(change, item) for key, item in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _map_tensors(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
+    return found
+
+
+def _shapes(value: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in _tensors(value)]

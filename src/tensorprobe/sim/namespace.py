@@ -1,0 +1,214 @@
+"""The module that scripts find as `torch.npu` (or whatever the device is called): one device, one stream, its own
+random state.
+
+Everything is synchronous, so streams and events order nothing; they exist because scripts and torch itself ask for
+them.
+"""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tensorprobe.sim.fallback import GENERATOR
+
+
+class Stream:
+    """The only stream: work is done when the call that started it returns."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_options: Any) -> None:
+        self.priority = priority
+        self.stream_id = 0
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """The event, recorded now."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Whether all work is done: always."""
+        return True
+
+
+class Event:
+    """A moment on the host's clock."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._moment_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Remember now."""
+        self._moment_s = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Whether the event has happened: always."""
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to the other."""
+        return (end_event._moment_s - self._moment_s) * 1000
+
+
+def device_module(name: str) -> types.ModuleType:
+    """The module to be registered as `torch.<name>`."""
+    module = types.ModuleType(f"torch.{name}", f"Simulated accelerator {name!r}: computes on the host.")
+    stream = Stream()
+    parts = (
+        _device_functions(name),
+        _random_functions(name),
+        _stream_functions(stream),
+        _memory_functions(),
+        _amp(name),
+    )
+    for part in parts:
+        for key, value in part.items():
+            setattr(module, key, value)
+    return module
+
+
+def _index(name: str, device: Any) -> int:
+    """0, or an error for a device that is not there."""
+    if device is None:
+        return 0
+    index = device if isinstance(device, int) else torch.device(device).index or 0
+    if index not in (0, -1):
+        raise RuntimeError(
+            f"no device '{name}:{index}': the simulated accelerator has one device for each process, '{name}:0'"
+        )
+    return 0
+
+
+def _device_functions(name: str) -> dict[str, Any]:
+    class Properties:
+        def __init__(self) -> None:
+            self.name = f"Simulated {name.upper()}"
+            self.total_memory = 0
+            self.multi_processor_count = 1
+
+    @contextmanager
+    def device(device: Any = None) -> Iterator[None]:
+        _index(name, device)
+        yield
+
+    def set_device(device: Any) -> None:
+        _index(name, device)
+
+    def get_device_properties(device: Any = None) -> Properties:
+        _index(name, device)
+        return Properties()
+
+    def synchronize(device: Any = None) -> None:
+        _index(name, device)
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_initialized": True,  # activation checkpointing saves the device's random state only then
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": set_device,
+        "_exchange_device": lambda index: _index(name, index),
+        "_maybe_exchange_device": lambda index: _index(name, index),
+        "device": device,
+        "synchronize": synchronize,
+        "get_device_name": lambda device=None: get_device_properties(device).name,
+        "get_device_properties": get_device_properties,
+        "get_device_capability": lambda device=None: (0, 0),
+        "can_device_access_peer": lambda device, peer: False,
+        "is_bf16_supported": lambda including_emulation=True: True,
+    }
+
+
+def _random_functions(name: str) -> dict[str, Any]:
+    def get_rng_state(device: Any = name) -> torch.Tensor:
+        _index(name, device)
+        return GENERATOR.get_state()
+
+    def set_rng_state(state: torch.Tensor, device: Any = name) -> None:
+        _index(name, device)
+        GENERATOR.set_state(state)
+
+    def manual_seed(seed: int) -> None:
+        GENERATOR.manual_seed(int(seed))
+
+    return {
+        "manual_seed": manual_seed,
+        "manual_seed_all": manual_seed,
+        "seed": lambda: GENERATOR.seed(),
+        "seed_all": lambda: GENERATOR.seed(),
+        "initial_seed": lambda: GENERATOR.initial_seed(),
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
+        "get_rng_state_all": lambda: [GENERATOR.get_state()],
+        "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
+    }
+
+
+def _stream_functions(only: Stream) -> dict[str, Any]:
+    @contextmanager
+    def stream(stream: Any = None) -> Iterator[None]:
+        yield
+
+    return {
+        "Stream": Stream,
+        "Event": Event,
+        "stream": stream,
+        "current_stream": lambda device=None: only,
+        "default_stream": lambda device=None: only,
+        "set_stream": lambda stream: None,
+    }
+
+
+def _memory_functions() -> dict[str, Any]:
+    """The host's memory is used and nobody counts it: every figure is zero."""
+    zeros = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
+    nothing = "empty_cache reset_peak_memory_stats reset_max_memory_allocated ipc_collect"
+    return {
+        **{name: lambda device=None: 0 for name in zeros.split()},
+        **{name: lambda device=None: None for name in nothing.split()},
+        "memory_stats": lambda device=None: {},
+        "memory_summary": lambda device=None, abbreviated=False: "the simulated device uses the host's memory",
+    }
+
+
+def _amp(name: str) -> dict[str, Any]:
+    amp = types.ModuleType(f"torch.{name}.amp")
+
+    class autocast(torch.amp.autocast):  # type: ignore[misc]
+        def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool | None = None) -> None:
+            super().__init__(name, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+    class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(name, *args, **kwargs)
+
+    amp.autocast, amp.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
+    return {
+        "amp": amp,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "is_autocast_enabled": lambda: torch.is_autocast_enabled(name),
+    }

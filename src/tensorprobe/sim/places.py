@@ -1,0 +1,91 @@
+"""Where in the program an op runs: which module's forward it belongs to, and whether it is part of backward.
+
+`ModuleWatch` follows `nn.Module` calls through torch's global module hooks while something needs paths. Forward: the
+innermost module on the stack. Backward: every autograd node carries the sequence number it got when the forward pass
+made it, and the watch remembers which range of numbers each module call covered. Paths are relative to the outermost
+module called, without the `module.` of a data-parallel wrapper.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+
+_REMEMBERED_CALLS = 50_000  # bounds the memory of a long run; backward asks about recent calls only
+
+
+def in_backward() -> bool:
+    """Whether the current thread is executing a node of the autograd graph."""
+    return torch._C._current_autograd_node() is not None
+
+
+class ModuleWatch:
+    """Knows the path of the module that the current op belongs to, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._spans: deque[tuple[int, int, str]] = deque(maxlen=_REMEMBERED_CALLS)
+        self._handles: list[Any] = []
+        self._users = 0
+
+    def start(self) -> None:
+        """Begin to follow module calls; calls of start and stop nest."""
+        self._users += 1
+        if self._users == 1:
+            hooks = torch.nn.modules.module
+            self._handles = [
+                hooks.register_module_forward_pre_hook(self._enter),
+                hooks.register_module_forward_hook(self._leave, always_call=True),
+            ]
+
+    def stop(self) -> None:
+        """Remove the hooks when the last user is done."""
+        self._users -= 1
+        if self._users == 0:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self._spans.clear()
+
+    def path(self) -> str:
+        """The path of the module to which the op now running belongs; empty outside of modules."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._path_of_number(node._sequence_nr())
+        stack = self._stack()
+        return stack[-1][1] if stack else ""
+
+    def _path_of_number(self, number: int) -> str:
+        covering = [(end - start, path) for start, end, path in self._spans if start <= number < end]
+        return min(covering)[1] if covering else ""
+
+    def _stack(self) -> list[tuple[int, str]]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+            self._local.paths = {}
+        stack: list[tuple[int, str]] = self._local.stack
+        return stack
+
+    def _enter(self, module: torch.nn.Module, _inputs: Any) -> None:
+        stack = self._stack()
+        if not stack:
+            self._local.paths = _paths_in(module)
+        path = self._local.paths.get(id(module), stack[-1][1] if stack else "")
+        stack.append((torch._C._autograd._get_sequence_nr(), path))
+
+    def _leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        stack = self._stack()
+        if stack:
+            start, path = stack.pop()
+            self._spans.append((start, torch._C._autograd._get_sequence_nr(), path))
+
+
+def _paths_in(root: torch.nn.Module) -> dict[int, str]:
+    inner = root.module if isinstance(root, torch.nn.parallel.DistributedDataParallel) else root
+    return {id(module): path for path, module in inner.named_modules()}
+
+
+WATCH = ModuleWatch()

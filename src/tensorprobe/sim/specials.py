@@ -1,0 +1,131 @@
+"""Ops that need code of their own on the simulated device, as functions of CPU tensors.
+
+The device's generic way to run an op is to call the same op on CPU aliases. That fails for ops that exist only for
+accelerators (the overrideable convolution, the fused recurrent cells): torch picks them because the device is not the
+CPU, and the CPU has no kernel for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    return aten.convolution.default(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+def _convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    channels = weight.size(1) * groups if transposed else weight.size(0)
+    bias_sizes = [channels] if mask[2] else None
+    gradients = aten.convolution_backward.default(
+        grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
+    )
+    return tuple(gradients)
+
+
+def _lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gates = input_gates + hidden_gates
+    if input_bias is not None and hidden_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    new_cell = f * cell + i * g
+    return o * new_cell.tanh(), new_cell, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(
+    grad_hidden: Tensor | None, grad_cell: Tensor | None, cell: Tensor, new_cell: Tensor, workspace: Tensor, bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    i, f, g, o = workspace.chunk(4, 1)
+    squashed = new_cell.tanh()
+    if grad_hidden is None:
+        grad_hidden = torch.zeros_like(new_cell)
+    through_cell = grad_hidden * o * (1 - squashed * squashed)
+    if grad_cell is not None:
+        through_cell = through_cell + grad_cell
+    grad_gates = torch.cat(
+        [
+            through_cell * g * i * (1 - i),
+            through_cell * cell * f * (1 - f),
+            through_cell * i * (1 - g * g),
+            grad_hidden * squashed * o * (1 - o),
+        ],
+        1,
+    )
+    return grad_gates, through_cell * f, grad_gates.sum(0) if bias else None
+
+
+def _gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    if input_bias is not None and hidden_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    input_r, input_z, input_n = input_gates.chunk(3, 1)
+    hidden_r, hidden_z, hidden_n = hidden_gates.chunk(3, 1)
+    r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
+    n = (input_n + r * hidden_n).tanh()
+    return n + z * (hidden - n), torch.cat([r, z, n, hidden, hidden_n], 1)
+
+
+def _gru_cell_backward(grad: Tensor, workspace: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
+    r, z, n, hidden, hidden_n = workspace.chunk(5, 1)
+    grad_z = grad * (hidden - n) * z * (1 - z)
+    grad_n = grad * (1 - z) * (1 - n * n)
+    grad_r = grad_n * hidden_n * r * (1 - r)
+    grad_input = torch.cat([grad_r, grad_z, grad_n], 1)
+    grad_hidden_gates = torch.cat([grad_r, grad_z, grad_n * r], 1)
+    biases = (grad_input.sum(0), grad_hidden_gates.sum(0)) if bias else (None, None)
+    return grad_input, grad_hidden_gates, grad * z, *biases
+
+
+def _sdp_choice(*_args: Any, **_kwargs: Any) -> int:
+    """Attention is computed by its definition (scaled matmul, softmax, matmul): each part can then be made faulty."""
+    return 0
+
+
+SPECIALS: dict[str, Callable[..., Any]] = {
+    "aten::convolution_overrideable": _convolution,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": _gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "aten::_fused_sdp_choice": _sdp_choice,
+}

@@ -1,0 +1,210 @@
+"""What a script may ask of the device: tensors, modules, random numbers, autocast, files, and honest refusals."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from tensorprobe import sim
+from tensorprobe.errors import SettingsError, UnsupportedTorch
+
+
+def test_tensors_move_and_compute(npu: str) -> None:
+    x = torch.randn(4, 6)
+    y = x.to("npu")
+    assert y.device == torch.device("npu:0") and y.is_npu
+    assert torch.equal(x.npu().cpu(), x)
+    assert torch.equal((y @ y.t()).cpu(), x @ x.t())
+    assert torch.npu.is_available() and torch.npu.device_count() == 1 and torch.npu.current_device() == 0
+    torch.npu.set_device(0)
+    torch.npu.synchronize()
+    assert torch.accelerator.current_accelerator() == torch.device("npu")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+    ],
+    ids=str,
+)
+def test_every_dtype_round_trips(npu: str, dtype: torch.dtype) -> None:
+    x = torch.arange(-3, 5).to(dtype)
+    y = x.to("npu")
+    assert y.dtype == dtype
+    assert torch.equal(y.cpu().float() if dtype.itemsize == 1 else y.cpu(), x.float() if dtype.itemsize == 1 else x)
+
+
+def test_views_and_inplace_ops_share_memory(npu: str) -> None:
+    x = torch.zeros(4, 6, device="npu")
+    x[1:3, ::2].add_(1)
+    x.t()[5].fill_(7)
+    expected = torch.zeros(4, 6)
+    expected[1:3, ::2].add_(1)
+    expected.t()[5].fill_(7)
+    assert torch.equal(x.cpu(), expected)
+    assert x.view(-1).data_ptr() == x.data_ptr()
+
+
+def test_lazily_conjugated_and_empty_tensors(npu: str) -> None:
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    y = x.to("npu").conj()
+    assert torch.equal(y.cpu(), x.conj())
+    assert torch.equal(y.imag.cpu(), x.conj().imag)
+    torch.testing.assert_close(torch.fft.hfft(torch.fft.fft(y)).cpu(), torch.fft.hfft(torch.fft.fft(x.conj())))
+    assert torch.empty(0, 3, device="npu").sum().item() == 0
+
+
+def test_out_tensors_are_resized(npu: str) -> None:
+    out = torch.empty(0, device="npu")
+    x = torch.ones(3, 4, device="npu")
+    torch.add(x, x, out=out)
+    assert out.shape == (3, 4) and out.sum().item() == 24
+    assert x.resize_(2, 2).shape == (2, 2)
+    assert x.resize_(5, 5).flatten()[:4].sum().item() == 4
+
+
+def test_random_stream_is_the_device_s_own(npu: str) -> None:
+    torch.manual_seed(3)
+    first = torch.randn(5, device="npu")
+    host = torch.randn(5)
+    torch.manual_seed(3)
+    assert torch.equal(torch.randn(5), host), "drawing on the device moved the host's stream"
+    torch.npu.manual_seed(3)
+    assert torch.equal(torch.randn(5, device="npu"), first)
+    state = torch.npu.get_rng_state()
+    dropped = nn.functional.dropout(torch.ones(100, device="npu"))
+    torch.npu.set_rng_state(state)
+    assert torch.equal(nn.functional.dropout(torch.ones(100, device="npu")), dropped)
+    assert 0 < (dropped == 0).sum().item() < 100
+
+
+def test_backward_runs_in_a_thread_of_the_device(npu: str) -> None:
+    seen: list[int] = []
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(threading.get_ident())
+            return grad * 2
+
+    x = torch.ones(3, device="npu", requires_grad=True)
+    Probe.apply(x).sum().backward()
+    assert x.grad.device.type == "npu" and x.grad.sum().item() == 6
+    assert seen and seen[0] != threading.get_ident()
+
+
+def test_save_load_deepcopy(npu: str) -> None:
+    model = nn.Linear(4, 3).to("npu")
+    twin = copy.deepcopy(model)
+    assert twin.weight.device.type == "npu" and twin.weight.data_ptr() != model.weight.data_ptr()
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    for where, device in ((None, "npu"), ("cpu", "cpu"), ("npu", "npu")):
+        buffer.seek(0)
+        state = torch.load(buffer, weights_only=True, map_location=where)
+        assert state["weight"].device.type == device
+        assert torch.equal(state["weight"].cpu(), model.weight.detach().cpu())
+
+
+def test_autocast_and_grad_scaler(npu: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1)).to("npu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("npu", init_scale=2.0**8)
+    before = model[0].weight.detach().clone()
+    x = torch.randn(4, 8, device="npu")
+    with torch.autocast("npu", dtype=torch.bfloat16):
+        assert (x @ x.t()).dtype == torch.bfloat16
+        assert torch.softmax(x.bfloat16(), -1).dtype == torch.float32
+    with torch.autocast("npu", dtype=torch.float16):
+        assert model[0](x).dtype == torch.float16
+        loss = model(x).float().pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(model[0].weight, before)
+    model[0].weight.grad.fill_(torch.inf)
+    kept = model[0].weight.detach().clone()
+    scaler.scale(model(x).float().sum())
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model[0].weight, kept) and scaler.get_scale() == 2.0**7
+
+
+def test_host_autocast_does_not_leak_into_the_device(npu: str) -> None:
+    x = torch.randn(4, 4, device="npu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = x @ x
+    assert product.dtype == torch.float32
+    assert torch.equal(product.cpu(), x.cpu() @ x.cpu())
+
+
+def test_checkpointing_and_vmap(npu: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).to("npu")
+    x = torch.randn(2, 4, device="npu", requires_grad=True)
+    torch.npu.manual_seed(1)
+    plain = torch.autograd.grad(layer(x).sum(), x)[0]
+    torch.npu.manual_seed(1)
+    again = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).sum(), x)[0]
+    assert torch.equal(plain, again)
+    assert torch.equal(torch.func.vmap(torch.sum)(x), x.sum(1))
+
+
+REFUSALS = [
+    ("torch.ones(2).to('npu:1')", RuntimeError, "one device for each process"),
+    ("torch.npu.set_device(1)", RuntimeError, "one device for each process"),
+    ("torch.ones(2, device='npu').pin_memory()", RuntimeError, "only dense CPU tensors can be pinned"),
+    ("torch.ones(2).pin_memory()", NotImplementedError, "pinned memory"),
+    ("torch.ones(2, 2, device='npu').to_sparse()", NotImplementedError, "sparse"),
+    ("torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), device='npu')", NotImplementedError, "sparse"),
+    ("torch.nested.nested_tensor([torch.ones(2)], device='npu') * 2", NotImplementedError, "nested"),
+    ("torch.quantize_per_tensor(torch.ones(2, device='npu'), 0.1, 0, torch.qint8)", NotImplementedError, "quantized"),
+    ("torch.ones(2, device='npu').untyped_storage().resize_(0)", NotImplementedError, "FSDP2"),
+    ("torch.ones(3, device='npu') + torch.ones(3)", RuntimeError, "same device"),
+]
+
+
+@pytest.mark.parametrize(("expression", "error", "message"), REFUSALS, ids=[row[0] for row in REFUSALS])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_it_cannot_do_it_says(npu: str, expression: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        eval(expression)
+
+
+def test_storages_can_be_made_on_the_device(npu: str) -> None:
+    storage = torch.UntypedStorage(8, device="npu")
+    assert storage.device.type == "npu" and storage.nbytes() == 8
+
+
+def test_enabling_again_is_harmless_and_renaming_refused(npu: str) -> None:
+    sim.enable("npu")
+    with pytest.raises(SettingsError, match="already called 'npu'"):
+        sim.enable("xdna")
+
+
+def test_a_torch_without_the_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorprobe.sim import device
+
+    monkeypatch.setattr(device, "_NEEDED", ("torch._C._no_such_hook",))
+    with pytest.raises(
+        UnsupportedTorch, match=rf"{torch.__version__.split('+')[0]}.*_no_such_hook".replace("+", r"\+")
+    ):
+        device._check_torch()
