@@ -19,7 +19,7 @@ from tensorprobe.sim.faults import Fault, Installed, active, install, installed,
 from tensorprobe.sim.state import STATE
 
 if TYPE_CHECKING:
-    from tensorprobe.sim.catalog import CatalogFault
+    from tensorprobe.sim.known_faults import CatalogFault
 
 __all__ = [
     "Fault",
@@ -79,6 +79,6 @@ def fault(op: str, kind: str, **settings: Any) -> Iterator[Installed]:
 
 def catalog() -> list[CatalogFault]:
     """The named faults, each with the model that shows it, its place, and the first call that diverges."""
-    from tensorprobe.sim.catalog import CATALOG
+    from tensorprobe.sim.known_faults import joined
 
-    return list(CATALOG)
+    return joined()

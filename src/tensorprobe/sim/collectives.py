@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tensorprobe.sim import faults, memory
+from tensorprobe.sim.fallback import OBSERVERS, tensors_in
 from tensorprobe.sim.kinds import OpCall
 
 BACKEND = "hccl"
@@ -78,10 +79,18 @@ def _on_host(op: Any) -> Any:
             host_args = tuple([_hosted(value) for value in args])
             call = OpCall(name=name, operation=collective, args=host_args, kwargs={})
             _store(host_args[0], faults.perform(call, lambda: None))
+            _report(name, args[0], answers[0])
             # The tensors handed back are the caller's own; their host aliases would surprise it.
             return (args[0], answers[0][1]) if isinstance(answers[0], tuple) else answers[0]
 
     return run
+
+
+def _report(name: str, written: Any, answer: Any) -> None:
+    if OBSERVERS:
+        _work_of(answer).wait()
+        for observer in OBSERVERS:
+            observer(name, tensors_in(written))
 
 
 def _work_of(answer: Any) -> Any:

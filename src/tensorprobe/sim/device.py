@@ -120,12 +120,21 @@ def _register(name: str) -> None:
 
 
 def _whole_ops() -> list[Any]:
-    named = [getattr(torch.ops.aten, name).default for name in _WHOLE_OPS]
+    """Ops for which a composite C++ kernel would answer before the fallback is asked.
+
+    The composite ones of the foreach family loop over single tensors, those of structured ops allocate and call the
+    out= form: asked whole, an op is one call, as on a real device, and can be made faulty by its name.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    whole = [getattr(torch.ops.aten, name).default for name in _WHOLE_OPS]
     for qualified in torch._C._dispatch_get_all_op_names():
-        if qualified.startswith("aten::_foreach_") and not qualified.endswith("out"):
+        if not qualified.startswith("aten::") or qualified.endswith("out"):
+            continue
+        structured = has_kernel(qualified, "CompositeExplicitAutogradNonFunctional") and has_kernel(qualified, "CPU")
+        if structured or qualified.startswith("aten::_foreach_"):
             packet, _, overload = qualified.removeprefix("aten::").partition(".")
-            named.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
-    return named
+            whole.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return whole
 
 
 def _bound(kernel: Any, op: Any) -> Any:

@@ -160,7 +160,7 @@ def _run_on_host(plan: Plan, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return _store_written(plan, args, host_args, result)
     dressed = _dress(plan, args, kwargs, host_args, host_kwargs, result)
     for observer in OBSERVERS:
-        observer(plan.name, _tensors_in(dressed))
+        observer(plan.name, tensors_in(dressed))
     return dressed
 
 
@@ -211,11 +211,11 @@ def _returning_written(operation: Callable[..., Any], written: tuple[int, ...]) 
 def _store_written(plan: Plan, args: tuple[Any, ...], host_args: tuple[Any, ...], result: list[Any]) -> None:
     positions = [position for position in plan.written if position < len(args)]
     for position, values in zip(positions, result, strict=True):
-        for host, value in zip(_tensors_in(host_args[position]), _tensors_in(values), strict=True):
+        for host, value in zip(tensors_in(host_args[position]), tensors_in(values), strict=True):
             if value is not host:
                 host.copy_(value)
     for observer in OBSERVERS:
-        observer(plan.name, [tensor for position in positions for tensor in _tensors_in(args[position])])
+        observer(plan.name, [tensor for position in positions for tensor in tensors_in(args[position])])
 
 
 def _is_output(key: str) -> bool:
@@ -330,23 +330,24 @@ def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value
 
 
-def _tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested lists and tuples, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors_in(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 
 def _first_dtype(args: Sequence[Any]) -> str | None:
-    for tensor in _tensors_in(args):
+    for tensor in tensors_in(args):
         if tensor.is_floating_point():
             return str(tensor.dtype).removeprefix("torch.")
     return None
 
 
 def _refuse_mixed_devices(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    tensors = _tensors_in(args) + _tensors_in(list(kwargs.values()))
+    tensors = tensors_in(args) + tensors_in(list(kwargs.values()))
     stray = [tensor for tensor in tensors if tensor.is_cpu and tensor.dim()]
     if stray and len(stray) < len(tensors):
         name = torch._C._get_privateuse1_backend_name()

@@ -66,8 +66,6 @@ def make_fault(**settings: Any) -> Fault:
     for needed in ("op", "kind"):
         if needed not in fields:
             raise SettingsError(f"a fault needs {needed!r}; got {sorted(settings)}.")
-    if fields["kind"] == "gradient":
-        fields.setdefault("direction", "backward")
     try:
         fault = msgspec.convert({**fields, "params": params}, Fault)
     except msgspec.ValidationError as wrong:
@@ -102,9 +100,9 @@ def read_faults(text: str) -> list[Fault]:
         if not path.is_file():
             raise SettingsError(f"no fault file {text!r}.")
         return _faults_of(_decode(path.read_bytes(), path.suffix[1:], text), text)
-    from tensorprobe.sim.catalog import named_fault
+    from tensorprobe.sim.known_faults import named_fault
 
-    return [fault for name in text.split(",") if name.strip() for fault in named_fault(name.strip())]
+    return [named_fault(name.strip()) for name in text.split(",") if name.strip()]
 
 
 def _decode(content: bytes, form: str, where: str) -> Any:
@@ -159,7 +157,8 @@ class Installed:
         from tensorprobe.sim.places import WATCH, in_backward
 
         fault = self.fault
-        if fault.direction is not None and (fault.direction == "backward") != in_backward():
+        direction = "backward" if fault.kind == "gradient" else fault.direction
+        if direction is not None and (direction == "backward") != in_backward():
             return False
         return fault.module is None or fnmatchcase(WATCH.path(), fault.module)
 

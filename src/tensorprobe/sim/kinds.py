@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorprobe.errors import SettingsError, did_you_mean
+
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -74,12 +76,12 @@ def tail(out: Tensor, *, block: int = 1, dim: int = -1, factor: float = 0.0) -> 
     return wrong
 
 
-def element(out: Tensor, *, index: int = 0, amount: float = 1.0) -> Tensor:
-    """`amount` is added to the one element at the flat `index` (negative counts from the end)."""
+def element(out: Tensor, *, index: int = 0, amount: float = 1.0, value: float | None = None) -> Tensor:
+    """The one element at the flat `index` (negative: from the end) is `value`, or `amount` too large."""
     wrong = out.contiguous().clone()
     flat = wrong.view(-1)
     if -flat.numel() <= index < flat.numel():
-        flat[index] += amount
+        flat[index] = flat[index] + amount if value is None else value
     return wrong
 
 
@@ -107,7 +109,7 @@ def overflow(out: Tensor, *, limit: float = 0.0) -> Tensor:
 
 def nan(out: Tensor, *, index: int = 0) -> Tensor:
     """The element at the flat `index` is NaN."""
-    return element(out, index=index, amount=math.nan)
+    return element(out, index=index, value=math.nan)
 
 
 def gradient(out: Tensor, *, factor: float = 0.5) -> Tensor:
@@ -138,21 +140,21 @@ def witness(kind: str, result: Any, memory: dict[str, Any]) -> None:
         memory["previous"] = _map_tensors(torch.clone, result)
 
 
-def compute_in(call: OpCall, *, dtype: str = "bfloat16") -> Any:
-    """Inputs and results are rounded to `dtype`, as when a kernel silently works in a narrower type."""
+def compute_in(call: OpCall, *, precision: str = "bfloat16") -> Any:
+    """Inputs and results are rounded to `precision`, as when a kernel silently works in a narrower type."""
 
     def rounded(tensor: Tensor) -> Tensor:
-        return tensor.to(_FLOATS[dtype]).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(_float_type(precision)).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
     kwargs = {k: value if k.startswith("out") else _map_tensors(rounded, value) for k, value in call.kwargs.items()}
     return _map_tensors(rounded, call.operation(*_map_tensors(rounded, tuple(call.args)), **kwargs))
 
 
-def accumulate(call: OpCall, *, dtype: str = "float16", block: int = 8) -> Any:
-    """Partial sums over `block` terms are added up in `dtype`: matrix products, convolutions, sums and means."""
+def accumulate(call: OpCall, *, precision: str = "float16", block: int = 8) -> Any:
+    """Partial sums over `block` terms are added up in `precision`: matrix products, convolutions, sums and means."""
     from tensorprobe.sim.accumulation import accumulate_in
 
-    return accumulate_in(call.name, call.args, call.kwargs, _FLOATS[dtype], block)
+    return accumulate_in(call.name, call.args, call.kwargs, _float_type(precision), block)
 
 
 def drop_contribution(call: OpCall) -> Any:
@@ -198,6 +200,14 @@ def parameters_of(kind: str) -> dict[str, Any]:
     """The keyword parameters of a kind with their defaults."""
     signature = inspect.signature(KINDS[kind])
     return {p.name: p.default for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _float_type(precision: str) -> torch.dtype:
+    if precision not in _FLOATS:
+        raise SettingsError(
+            f"precision {precision!r} is none of {', '.join(_FLOATS)}.{did_you_mean(precision, _FLOATS)}"
+        )
+    return _FLOATS[precision]
 
 
 def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any]) -> Any:
