@@ -15,7 +15,7 @@ from tensorprobe import sim
 @pytest.fixture(scope="session")
 def npu() -> str:
     """The name of the device, which exists from here on for the rest of the process."""
-    sim.enable("npu")
+    sim.enable("npu", torch_npu=True)
     return "npu"
 
 

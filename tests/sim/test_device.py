@@ -123,6 +123,30 @@ def test_save_load_deepcopy(npu: str) -> None:
         assert torch.equal(state["weight"].cpu(), model.weight.detach().cpu())
 
 
+def test_moving_a_module_keeps_its_parameters(npu: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    held = model[0].weight
+    model.to("npu")
+    assert model[0].weight is model[1].weight is held and held.is_npu
+    model(torch.ones(1, 3, device="npu")).sum().backward()
+    before = held.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before), "the optimizer still steps the model's own parameter"
+    optimizer.zero_grad()
+    assert model.cpu()[0].weight is held and held.is_cpu
+    assert model.npu().half()[1].weight is held and held.dtype == torch.float16
+    assert not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_a_module_held_by_a_graph_still_moves(npu: str) -> None:
+    model = nn.Linear(3, 3)
+    loss = model(torch.ones(1, 3)).sum()
+    assert model.to("npu").weight.is_npu
+    assert loss.requires_grad
+
+
 def test_autocast_and_grad_scaler(npu: str) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1)).to("npu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -51,9 +51,9 @@ def enable(name: str = "npu", *, torch_npu: bool = False) -> None:
     first = STATE.name is None
     device.enable(name)
     if torch_npu:
-        from tensorprobe.sim import torch_npu as stand_in
+        from tensorprobe.sim import npu_module
 
-        stand_in.install(name)
+        npu_module.install(name)
     text = os.environ.get("TENSORPROBE_SIM_FAULTS", "")
     if first and text:
         for one in read_faults(text):

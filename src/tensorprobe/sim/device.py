@@ -91,7 +91,7 @@ def _exists(dotted: str) -> bool:
 def _register(name: str) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from tensorprobe.sim import autocast, collectives, fallback, memory
+    from tensorprobe.sim import autocast, collectives, fallback, memory, modules
     from tensorprobe.sim.namespace import device_module
 
     hooks, guard = _hooks_and_guard()
@@ -117,6 +117,7 @@ def _register(name: str) -> None:
         autocast.register(aten, name)
         _libraries.append(collectives.register(name))
     memory.install_storage_methods(name)
+    modules.install_module_moves(name)
 
 
 def _whole_ops() -> list[Any]:

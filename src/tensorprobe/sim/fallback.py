@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tensorprobe.sim import faults, memory
 from tensorprobe.sim.kinds import OpCall
+from tensorprobe.sim.overflow import FLAG, all_finite
 from tensorprobe.sim.specials import SPECIALS
 
 Observer = Callable[[str, Sequence[Tensor]], None]
@@ -66,6 +67,8 @@ class Plan:
     random: bool
     takes_generator: bool
     takes_device: bool
+    computes: bool
+    """Neither a view nor uninitialised memory."""
     strict: bool
     numbers: tuple[int, ...]
     """Positions where a number is to be made a tensor: C++ hands scalars over as Python numbers, and not every op
@@ -93,6 +96,7 @@ def _make_plan(op: Any) -> Plan:
         random=torch.Tag.nondeterministic_seeded in op.tags,
         takes_generator="generator" in names,
         takes_device="device" in names,
+        computes=not view and not schema.name.startswith("aten::empty"),
         strict=schema.name.startswith("aten::") and schema.name not in _MIXES_DEVICES,
         numbers=_number_positions(schema),
     )
@@ -153,7 +157,9 @@ def _run_on_host(plan: Plan, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if plan.written:
         operation = _returning_written(operation, plan.written)
     call = OpCall(name=plan.name, operation=operation, args=host_args, kwargs=host_kwargs)
+    finite = FLAG.armed and plan.computes and all_finite([*host_args, *host_kwargs.values()])
     result = _perform(plan, call)
+    FLAG.watch(finite, result)
     if plan.view:
         return _map(lambda out: memory.view_of(args[0], out), result)
     if plan.written:

@@ -30,7 +30,7 @@ class Workload:
     step: Callable[[], Tensor]
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     """Causal self-attention; spelled out, or by the fused function."""
 
     def __init__(self, *, fused: bool) -> None:
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """Attention and a two-layer perceptron, each behind a layer norm."""
 
     def __init__(self, *, fused: bool) -> None:
@@ -66,7 +66,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class Gpt(nn.Module):
+class Gpt(nn.Module):  # type: ignore[misc]
     """A language model of two blocks."""
 
     def __init__(self, *, fused: bool = False) -> None:
@@ -83,7 +83,7 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-class Cnn(nn.Module):
+class Cnn(nn.Module):  # type: ignore[misc]
     """Convolutions with batch norm, then an LSTM over the rows, then a classifier."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Cnn(nn.Module):
         return self.head(rows.mean(1))
 
 
-class Router(nn.Module):
+class Router(nn.Module):  # type: ignore[misc]
     """A mixture of experts with positions from a running count, and results gathered by scatter-add."""
 
     def __init__(self) -> None:

@@ -1,0 +1,135 @@
+"""A stand-in for the module `torch_npu`: what the older tools call on a real NPU, on the simulated one.
+
+Dump calls remember what they were told (`dump_calls`), the overflow calls read and clear the device's overflow flag,
+and the ops of `npu_ops` are there by their names. Whatever is not here is an `AttributeError`, as with any module.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensorprobe.errors import SettingsError
+from tensorprobe.sim import npu_ops
+from tensorprobe.sim.overflow import FLAG
+
+VERSION = "0.0+simulated"
+ND_FORMAT = 2
+_STATUS_SIZE = 8
+dump_calls: list[tuple[str, ...]] = []
+"""What init_dump, set_dump and finalize_dump were called with, in order."""
+
+
+def install(name: str) -> types.ModuleType:
+    """Make `import torch_npu` find the stand-in; it needs the device to be called npu and the real package to be
+    absent.
+    """
+    if name != "npu":
+        raise SettingsError(f"the stand-in for torch_npu needs the device to be called 'npu', not {name!r}.")
+    present = sys.modules.get("torch_npu")
+    if present is not None and getattr(present, "__version__", None) == VERSION:
+        return present
+    if present is not None or importlib.util.find_spec("torch_npu") is not None:
+        raise SettingsError("the real torch_npu is installed in this environment; the stand-in does not replace it.")
+    module = types.ModuleType("torch_npu", "Stand-in for torch_npu on a simulated device.")
+    device: Any = torch.npu
+    for key, value in {**_dump(), **_overflow_functions(), **_switches()}.items():
+        setattr(device, key, value)
+    parts: dict[str, Any] = {
+        "__version__": VERSION,
+        "npu": device,
+        "_C": _private(),
+        **npu_ops.register(),
+        **_float_status(),
+        **_formats(),
+    }
+    for key, value in parts.items():
+        setattr(module, key, value)
+    # A spec makes importlib.util.find_spec("torch_npu") answer, which tools use to ask for the package.
+    module.__spec__ = importlib.util.spec_from_loader("torch_npu", loader=None)
+    sys.modules.update({"torch_npu": module, "torch_npu.npu": device, "torch_npu._C": parts["_C"]})
+    sys.modules["torch_npu.npu.utils"] = device.utils
+    FLAG.armed = True
+    return module
+
+
+def _dump() -> dict[str, Any]:
+    def noted(name: str) -> Any:
+        return lambda *args: dump_calls.append((name, *map(str, args)))
+
+    return {name: noted(name) for name in ("init_dump", "set_dump", "finalize_dump")}
+
+
+def _overflow_functions() -> dict[str, Any]:
+    def npu_check_overflow(value: Any) -> bool:
+        """Whether a gradient, or the running computation for a number, has overflowed."""
+        if isinstance(value, Tensor):
+            return not bool(value.detach().isfinite().all())
+        return FLAG.raised
+
+    functions = {
+        "npu_check_overflow": npu_check_overflow,
+        "get_npu_overflow_flag": lambda: FLAG.raised,
+        "clear_npu_overflow_flag": FLAG.clear,
+    }
+    utils = types.ModuleType("torch_npu.npu.utils")
+    for key, value in functions.items():
+        setattr(utils, key, value)
+    return {**functions, "utils": utils}
+
+
+def _switches() -> dict[str, Any]:
+    return {
+        "conv": types.SimpleNamespace(allow_hf32=False),
+        "matmul": types.SimpleNamespace(allow_hf32=False),
+        "set_compile_mode": lambda jit_compile=False: None,
+        "set_option": lambda option: None,
+    }
+
+
+def _private() -> types.ModuleType:
+    private = types.ModuleType("torch_npu._C")
+    private._clear_overflow_npu = FLAG.clear  # type: ignore[attr-defined]
+    private._check_overflow_npu = lambda: FLAG.raised  # type: ignore[attr-defined]
+    return private
+
+
+def _float_status() -> dict[str, Any]:
+    """The status register as a tensor of eight floats, of which the first is 1 after an overflow."""
+
+    def npu_alloc_float_status(_like: Tensor) -> Tensor:
+        return torch.zeros(_STATUS_SIZE, device="npu")
+
+    def npu_get_float_status(status: Tensor) -> Tensor:
+        status[0] = float(FLAG.raised)
+        return status
+
+    def npu_clear_float_status(status: Tensor) -> Tensor:
+        FLAG.clear()
+        return status.zero_()
+
+    return {
+        function.__name__: function
+        for function in (npu_alloc_float_status, npu_get_float_status, npu_clear_float_status)
+    }
+
+
+def _formats() -> dict[str, Any]:
+    """Private memory formats: there is one, the plain one."""
+
+    def empty_with_format(
+        size: Any, dtype: Any = None, device: Any = "npu", acl_format: int = ND_FORMAT, **_: Any
+    ) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    return {
+        "one_": lambda tensor: tensor.fill_(1),
+        "npu_format_cast": lambda tensor, acl_format: tensor.clone(),
+        "get_npu_format": lambda tensor: ND_FORMAT,
+        "empty_with_format": empty_with_format,
+    }

@@ -1,0 +1,211 @@
+"""Ops of torch_npu that the older tools know by name, as ordinary torch code registered under `npu::`.
+
+Each is a real op of the dispatcher with one CPU kernel: on the simulated device it runs through the device's own
+kernel, so it can be captured and made faulty by its name. Gradients come from differentiating the same code again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def fast_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def npu_mish(x: Tensor) -> Tensor:
+    return x * torch.tanh(F.softplus(x))
+
+
+def npu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def npu_bmmV2(x: Tensor, other: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    product = torch.bmm(x, other)
+    return product.reshape(output_sizes) if output_sizes else product
+
+
+def npu_transpose(x: Tensor, perm: Sequence[int], require_contiguous: bool = True) -> Tensor:
+    return x.permute(perm).contiguous().clone()
+
+
+def npu_broadcast(x: Tensor, size: Sequence[int]) -> Tensor:
+    return x.expand(size).clone(memory_format=torch.contiguous_format)
+
+
+def npu_dtype_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype, copy=True)
+
+
+def npu_one_hot(
+    x: Tensor, num_classes: int = -1, depth: int = 1, on_value: float = 1.0, off_value: float = 0.0
+) -> Tensor:
+    classes = depth if num_classes == -1 else num_classes
+    chosen = x.unsqueeze(-1) == torch.arange(classes, device=x.device)
+    return torch.where(chosen, on_value, off_value)
+
+
+def npu_pad(x: Tensor, paddings: Sequence[int]) -> Tensor:
+    pairs = [list(paddings[i : i + 2]) for i in range(0, len(paddings), 2)]
+    return F.pad(x, [amount for pair in reversed(pairs) for amount in pair]).clone()
+
+
+def npu_slice(x: Tensor, offsets: Sequence[int], size: Sequence[int]) -> Tensor:
+    chosen = tuple(slice(start, start + count) for start, count in zip(offsets, size, strict=True))
+    return x[chosen].clone()
+
+
+def npu_indexing(x: Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> Tensor:
+    chosen = tuple(slice(*bounds) for bounds in zip(begin, end, strides, strict=True))
+    return x[chosen].clone()
+
+
+def npu_confusion_transpose(x: Tensor, perm: Sequence[int], shape: Sequence[int], transpose_first: bool) -> Tensor:
+    changed = x.permute(perm).reshape(shape) if transpose_first else x.reshape(shape).permute(perm)
+    return changed.contiguous().clone()
+
+
+def npu_max(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    values, indices = torch.max(x, dim, keepdim)
+    return values, indices.int()
+
+
+def npu_scatter(x: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
+    return x.scatter(dim, indices.long().unsqueeze(dim), updates.unsqueeze(dim))
+
+
+def npu_layer_norm_eval(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return F.layer_norm(x, list(normalized_shape), weight, bias, eps)
+
+
+def npu_iou(bboxes: Tensor, gtboxes: Tensor, mode: int = 0) -> Tensor:
+    """Rows of `gtboxes` against columns of `bboxes`; mode 1 divides by the area of the ground truth."""
+    low = torch.maximum(gtboxes[:, None, :2], bboxes[None, :, :2])
+    high = torch.minimum(gtboxes[:, None, 2:], bboxes[None, :, 2:])
+    overlap = (high - low).clamp(min=0).prod(-1)
+    areas = (bboxes[:, 2:] - bboxes[:, :2]).prod(-1)
+    truth_areas = (gtboxes[:, 2:] - gtboxes[:, :2]).prod(-1)
+    whole = truth_areas[:, None] if mode == 1 else areas[None] + truth_areas[:, None] - overlap
+    return overlap / whole
+
+
+def npu_sign_bits_pack(x: Tensor, size: int) -> Tensor:
+    """One bit for each element, 1 where it is not negative, eight to a byte, in `size` rows."""
+    bits = (F.pad(x, [0, -x.numel() % 8], value=-1.0) >= 0).view(-1, 8).to(torch.uint8)
+    packed = (bits << torch.arange(8, dtype=torch.uint8, device=x.device)).sum(-1).to(torch.uint8)
+    return packed.view(size, -1).clone()
+
+
+def npu_sign_bits_unpack(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """The inverse: 1 and -1 in `size` rows."""
+    bits = (x.view(-1, 1) >> torch.arange(8, dtype=torch.uint8, device=x.device)) & 1
+    return (bits.to(dtype) * 2 - 1).view(size, -1)
+
+
+def npu_scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float = 1.0, fixed_triu_mask: bool = False) -> Tensor:
+    hidden = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1) if fixed_triu_mask else mask.bool()
+    return torch.softmax((x * scale).masked_fill(hidden, -10000.0), dim=-1)
+
+
+def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    reciprocal = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + epsilon)
+    return (x.float() * reciprocal).to(x.dtype) * gamma, reciprocal
+
+
+def npu_rotary_mul(x: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * r1 + torch.cat([-second, first], -1) * r2
+
+
+def npu_swiglu(x: Tensor, dim: int = -1) -> Tensor:
+    first, second = x.chunk(2, dim)
+    return F.silu(first) * second
+
+
+_SCHEMAS: dict[Callable[..., Any], str] = {
+    fast_gelu: "(Tensor self) -> Tensor",
+    npu_mish: "(Tensor self) -> Tensor",
+    npu_linear: "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
+    npu_bmmV2: "(Tensor self, Tensor mat2, int[] output_sizes) -> Tensor",
+    npu_transpose: "(Tensor self, int[] perm, bool require_contiguous=True) -> Tensor",
+    npu_broadcast: "(Tensor self, int[] size) -> Tensor",
+    npu_dtype_cast: "(Tensor self, ScalarType dtype) -> Tensor",
+    npu_one_hot: "(Tensor self, int num_classes=-1, int depth=1, float on_value=1, float off_value=0) -> Tensor",
+    npu_pad: "(Tensor self, int[] paddings) -> Tensor",
+    npu_slice: "(Tensor self, int[] offsets, int[] size) -> Tensor",
+    npu_indexing: "(Tensor self, int[] begin, int[] end, int[] strides) -> Tensor",
+    npu_confusion_transpose: "(Tensor self, int[] perm, int[] shape, bool transpose_first) -> Tensor",
+    npu_max: "(Tensor self, int dim, bool keepdim=False) -> (Tensor, Tensor)",
+    npu_scatter: "(Tensor self, Tensor indices, Tensor updates, int dim) -> Tensor",
+    npu_layer_norm_eval: (
+        "(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
+    ),
+    npu_iou: "(Tensor bboxes, Tensor gtboxes, int mode=0) -> Tensor",
+    npu_sign_bits_pack: "(Tensor self, int size) -> Tensor",
+    npu_sign_bits_unpack: "(Tensor input, int size, ScalarType dtype) -> Tensor",
+    npu_scaled_masked_softmax: "(Tensor x, Tensor mask, Scalar scale=1.0, bool fixed_triu_mask=False) -> Tensor",
+    npu_rms_norm: "(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
+    npu_rotary_mul: "(Tensor self, Tensor r1, Tensor r2) -> Tensor",
+    npu_swiglu: "(Tensor self, int dim=-1) -> Tensor",
+}
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> dict[str, Any]:
+    """Define the ops, once in a process; name → callable."""
+    if not _libraries:
+        library = torch.library.Library("npu", "DEF")
+        _libraries.append(library)
+        for body, schema in _SCHEMAS.items():
+            library.define(body.__name__ + schema)
+            library.impl(body.__name__, body, "CPU")
+            torch.library.register_autograd(
+                f"npu::{body.__name__}", _gradient_of(body), setup_context=_keep_inputs, lib=library
+            )
+    return {body.__name__: getattr(torch.ops.npu, body.__name__) for body in _SCHEMAS}
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.places = [place for place, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if place in ctx.places else value for place, value in enumerate(inputs)]
+    ctx.save_for_backward(*[inputs[place] for place in ctx.places])
+
+
+def _gradient_of(body: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        inputs = list(ctx.others)
+        wanted = []
+        with torch.enable_grad():
+            for place, saved in zip(ctx.places, ctx.saved_tensors, strict=True):
+                needed = ctx.needs_input_grad[place] and saved.is_floating_point()
+                inputs[place] = saved.detach().requires_grad_(needed)
+                wanted += [place] if needed else []
+            outputs = body(*inputs)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [
+            (out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None and out.requires_grad
+        ]
+        found = torch.autograd.grad(
+            [out for out, _ in pairs],
+            [inputs[place] for place in wanted],
+            [grad for _, grad in pairs],
+            allow_unused=True,
+        )
+        answer = [None] * len(inputs)
+        for place, gradient in zip(wanted, found, strict=True):
+            answer[place] = gradient
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    return backward
