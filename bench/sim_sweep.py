@@ -1,6 +1,6 @@
 """Sweep the simulated device over torch's whole operator database, and print what it gets wrong.
 
-    python bench/sim_sweep.py [--samples 12]
+    python bench/sim_sweep.py [--samples 12] [--dtype bfloat16]
 
 Entries run in a worker process, so that one that kills its process is counted as a crash and the sweep goes on. Writes
 bench/results/sim_sweep.json. Exit status 1 when fewer than 98 % of the supported entries are right or any crashed.
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results" / "sim_sweep.json"
 REQUIRED_SHARE = 0.98
 
 
-def work(first: int, samples: int) -> None:
+def work(first: int, samples: int, dtype: str | None) -> None:
     """Check entries from the `first` on, one JSON line each; the line of an entry is announced before it runs."""
     import torch
 
@@ -30,18 +30,20 @@ def work(first: int, samples: int) -> None:
 
     torch.set_num_threads(1)
     sim.enable()
+    chosen = getattr(torch, dtype) if dtype else None
     for number, entry in enumerate(sweep.entries()):
         if number >= first:
             print(json.dumps({"begin": number, "entry": sweep.label(entry)}), flush=True)
-            print(json.dumps(asdict(sweep.check_entry(entry, most_samples=samples))), flush=True)
+            print(json.dumps(asdict(sweep.check_entry(entry, most_samples=samples, dtype=chosen))), flush=True)
 
 
-def sweep_all(samples: int) -> list[dict[str, object]]:
+def sweep_all(samples: int, dtype: str | None) -> list[dict[str, object]]:
     """Outcomes of all entries; a worker that dies is replaced, and the entry it was at is a crash."""
     outcomes: list[dict[str, object]] = []
     first, finished = 0, False
     while not finished:
         command = [sys.executable, __file__, "--work", str(first), "--samples", str(samples)]
+        command += ["--dtype", dtype] if dtype else []
         begun: dict[str, object] | None = None
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
             assert worker.stdout is not None
@@ -66,13 +68,14 @@ def sweep_all(samples: int) -> list[dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--dtype", help="only entries that take this type, such as bfloat16")
     parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
-        work(options.work, options.samples)
+        work(options.work, options.samples, options.dtype)
         return 0
     started = time.monotonic()
-    outcomes = sweep_all(options.samples)
+    outcomes = sweep_all(options.samples, options.dtype)
     counts = Counter(str(outcome["status"]) for outcome in outcomes)
     supported = len(outcomes) - counts["unsupported"] - counts["no samples"]
     for outcome in outcomes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -23,6 +25,7 @@ def test_tensors_move_and_compute(npu: str) -> None:
     assert torch.npu.is_available() and torch.npu.device_count() == 1 and torch.npu.current_device() == 0
     torch.npu.set_device(0)
     torch.npu.synchronize()
+    torch.accelerator.synchronize()
     assert torch.accelerator.current_accelerator() == torch.device("npu")
 
 
@@ -110,6 +113,30 @@ def test_backward_runs_in_a_thread_of_the_device(npu: str) -> None:
     assert seen and seen[0] != threading.get_ident()
 
 
+HOOKS = {
+    "tensor": "y.register_hook(boom)",
+    "leaf": "x.register_hook(boom)",
+    "accumulate": "x.register_post_accumulate_grad_hook(boom)",
+    "node": "y.grad_fn.register_hook(boom)",
+    "callback": "y.register_hook(lambda g: torch.autograd.Variable._execution_engine.queue_callback(boom))",
+}
+
+
+def test_an_exception_in_a_hook_reaches_the_caller_of_backward() -> None:
+    """In a process of its own: a guard in Python that is asked while an exception is pending aborts the process."""
+    body = "\n".join(
+        f"""
+x = torch.ones(3, device='npu', requires_grad=True); y = x * 2; {hook}
+try: y.sum().backward()
+except ValueError as error: print('{name}', error)
+"""
+        for name, hook in HOOKS.items()
+    )
+    script = f"import torch\nfrom tensorprobe import sim\nsim.enable()\ndef boom(*_): raise ValueError('boom')\n{body}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{name} boom" for name in HOOKS], done.stderr
+
+
 def test_save_load_deepcopy(npu: str) -> None:
     model = nn.Linear(4, 3).to("npu")
     twin = copy.deepcopy(model)
@@ -177,6 +204,10 @@ def test_host_autocast_does_not_leak_into_the_device(npu: str) -> None:
         product = x @ x
     assert product.dtype == torch.float32
     assert torch.equal(product.cpu(), x.cpu() @ x.cpu())
+
+
+def test_integers_are_counted_as_on_accelerators(npu: str) -> None:
+    assert torch.histc(torch.tensor([0, 1, 1, 3], device=npu).int(), bins=4, min=0, max=3).tolist() == [1, 2, 0, 1]
 
 
 def test_checkpointing_and_vmap(npu: str) -> None:

@@ -43,6 +43,7 @@ CALLS = {
     "npu_rms_norm": lambda f, x: f(x, x[0]),
     "npu_rotary_mul": lambda f, x: f(x, x.cos(), x.sin()),
     "npu_swiglu": lambda f, x: f(x),
+    "npu_fusion_attention": lambda f, x: f(x[None], x[None], x[None], 2, "BSH", scale=0.5),
 }
 
 
@@ -61,6 +62,16 @@ def test_bits_pack_and_unpack_are_inverse(torch_npu) -> None:
     packed = torch_npu.npu_sign_bits_pack(x, 1)
     assert packed.dtype == torch.uint8 and packed.shape == (1, 2)
     assert torch.equal(torch_npu.npu_sign_bits_unpack(packed, 1, torch.float32).flatten().cpu(), x.cpu().sign())
+
+
+def test_fused_attention_is_attention(torch_npu) -> None:
+    q, k, v = (torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    expected = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+    out, *_ = torch_npu.npu_fusion_attention(q.npu(), k.npu(), v.npu(), 3, "BSND", atten_mask=hidden.npu(), scale=0.5)
+    torch.testing.assert_close(out.cpu(), expected)
+    with pytest.raises(NotImplementedError, match="not 'TND'"):
+        torch_npu.npu_fusion_attention(q.npu(), k.npu(), v.npu(), 3, "TND")
 
 
 def test_gradients_flow_through_the_ops(torch_npu) -> None:

@@ -29,6 +29,7 @@ _NEEDED = (
     "torch._C._current_autograd_node",
     "torch._C._should_allow_numbers_as_tensors",
     "torch._C._autograd._get_sequence_nr",
+    "torch.autograd.graph._engine_run_backward",
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
 )
 # Composite C++ kernels would answer for these before the fallback is asked; whole ops are faster and can be made
@@ -91,11 +92,13 @@ def _exists(dotted: str) -> bool:
 def _register(name: str) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from tensorprobe.sim import autocast, collectives, fallback, memory, modules
+    from tensorprobe.sim import autocast, collectives, fallback, guard, memory, modules
     from tensorprobe.sim.namespace import device_module
 
-    hooks, guard = _hooks_and_guard()
-    _setup_privateuseone_for_python_backend(name, backend_module=device_module(name), hook=hooks, device_guard=guard)
+    hooks, device_guard = guard.make_hooks_and_guard()
+    _setup_privateuseone_for_python_backend(
+        name, backend_module=device_module(name), hook=hooks, device_guard=device_guard
+    )
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(fallback.run_op, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -118,6 +121,9 @@ def _register(name: str) -> None:
         _libraries.append(collectives.register(name))
     memory.install_storage_methods(name)
     modules.install_module_moves(name)
+    guard.install()
+    # The guard has no streams to wait for, and torch's own function insists on them.
+    torch.accelerator.synchronize = lambda device=None: None
 
 
 def _whole_ops() -> list[Any]:
@@ -149,22 +155,3 @@ def _refusal(name: str, layout: str) -> Any:
         )
 
     return refuse
-
-
-def _hooks_and_guard() -> tuple[Any, Any]:
-    # The classes are made here because their bases are private and may be absent.
-    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
-        def is_available(self) -> bool:
-            return True
-
-        def has_primary_context(self, _index: int) -> bool:
-            return True
-
-        def is_built(self) -> bool:
-            return True
-
-    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
-        def type_(self) -> Any:
-            return torch._C._autograd.DeviceType.PrivateUse1
-
-    return Hooks(), Guard()

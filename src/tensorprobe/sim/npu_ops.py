@@ -134,6 +134,50 @@ def npu_swiglu(x: Tensor, dim: int = -1) -> Tensor:
     return F.silu(first) * second
 
 
+def npu_fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The attended values, and each row's maximum and sum of the softmax; in `atten_mask` True hides a place."""
+    if input_layout not in ("BNSD", "BSND", "BSH") or padding_mask is not None:
+        raise NotImplementedError(
+            f"the stand-in attends in the layouts BNSD, BSND and BSH, unpadded; not {input_layout!r}"
+        )
+    q, k, v = (_heads_first(tensor, head_num, input_layout) for tensor in (query, key, value))
+    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+    if pse is not None:
+        scores = scores + pse
+    if atten_mask is not None:
+        scores = scores.masked_fill(atten_mask.bool(), -torch.inf)
+    weights = F.dropout(torch.softmax(scores, -1), 1 - keep_prob) if keep_prob < 1 else torch.softmax(scores, -1)
+    largest = scores.amax(-1, keepdim=True)
+    return (
+        _heads_back(torch.matmul(weights, v), input_layout),
+        largest,
+        torch.exp(scores - largest).sum(-1, keepdim=True),
+    )
+
+
+def _heads_first(tensor: Tensor, heads: int, layout: str) -> Tensor:
+    if layout == "BSH":
+        return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return tensor.transpose(1, 2) if layout == "BSND" else tensor
+
+
+def _heads_back(tensor: Tensor, layout: str) -> Tensor:
+    if layout == "BSH":
+        return tensor.transpose(1, 2).flatten(2)
+    return tensor.transpose(1, 2).contiguous() if layout == "BSND" else tensor
+
+
 _SCHEMAS: dict[Callable[..., Any], str] = {
     fast_gelu: "(Tensor self) -> Tensor",
     npu_mish: "(Tensor self) -> Tensor",
@@ -159,6 +203,11 @@ _SCHEMAS: dict[Callable[..., Any], str] = {
     npu_rms_norm: "(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
     npu_rotary_mul: "(Tensor self, Tensor r1, Tensor r2) -> Tensor",
     npu_swiglu: "(Tensor self, int dim=-1) -> Tensor",
+    npu_fusion_attention: (
+        "(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, "
+        "Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1.) "
+        "-> (Tensor, Tensor, Tensor)"
+    ),
 }
 _libraries: list[torch.library.Library] = []
 

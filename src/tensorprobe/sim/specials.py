@@ -115,6 +115,14 @@ def _gru_cell_backward(grad: Tensor, workspace: Tensor, bias: bool) -> tuple[Ten
     return grad_input, grad_hidden_gates, grad * z, *biases
 
 
+def _histc(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Accelerators count integers too, the CPU only floating-point numbers."""
+    if x.is_floating_point():
+        return aten.histc(x, *args, **kwargs)
+    counted: Tensor = aten.histc.default(x.double(), *args, **{key: kwargs[key] for key in kwargs if key != "out"})
+    return counted.to(x.dtype)
+
+
 def _sdp_choice(*_args: Any, **_kwargs: Any) -> int:
     """Attention is computed by its definition (scaled matmul, softmax, matmul): each part can then be made faulty."""
     return 0
@@ -127,5 +135,6 @@ SPECIALS: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "aten::histc": _histc,
     "aten::_fused_sdp_choice": _sdp_choice,
 }

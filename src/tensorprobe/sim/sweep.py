@@ -20,6 +20,14 @@ from tensorprobe.sim.state import STATE
 Status = Literal["right", "wrong", "raised", "unsupported", "no samples"]
 _DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.float64)
 _SEED = 20
+_RELATIVE = {
+    torch.float32: 1e-4,
+    torch.float64: 1e-7,
+    torch.complex64: 1e-4,
+    torch.complex128: 1e-7,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}
 
 _NO_SPARSE = "the device has no sparse tensors"
 _CUDA_ONLY = "the database has no CPU sample for it: nothing to compare with"
@@ -61,12 +69,17 @@ def label(entry: Any) -> str:
     return f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else entry.name
 
 
-def check_entry(entry: Any, *, most_samples: int = 12) -> Outcome:
-    """Compare both devices on up to `most_samples` sample inputs of the entry."""
+def check_entry(entry: Any, *, most_samples: int = 12, dtype: torch.dtype | None = None) -> Outcome:
+    """Compare both devices on up to `most_samples` sample inputs of the entry, in `dtype` or the first it has of a
+    few.
+    """
     name = label(entry)
     if name in UNSUPPORTED:
         return Outcome(name, "unsupported", detail=UNSUPPORTED[name])
-    dtype = next((dtype for dtype in _DTYPES if dtype in entry.dtypes), next(iter(entry.dtypes)))
+    if dtype is None:
+        dtype = next((known for known in _DTYPES if known in entry.dtypes), next(iter(entry.dtypes)))
+    if dtype not in entry.dtypes:
+        return Outcome(name, "no samples", detail=f"not for {dtype}")
     backward = bool(entry.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
     checked = 0
     with warnings.catch_warnings():
@@ -157,7 +170,11 @@ def _difference(wanted: Any, got: Any, *, values: bool) -> str:
     exact = wanted.is_floating_point() and wanted.itemsize == 1
     try:
         torch.testing.assert_close(
-            got, wanted, equal_nan=True, rtol=0 if exact else 1e-4, atol=0 if exact else _noise(wanted)
+            got,
+            wanted,
+            equal_nan=True,
+            rtol=0 if exact else _RELATIVE.get(wanted.dtype, 0),
+            atol=0 if exact else _noise(wanted),
         )
     except AssertionError as different:
         return " ".join(str(different).split())[:200]
@@ -168,9 +185,11 @@ def _noise(wanted: torch.Tensor) -> float:
     """The absolute difference that another order of summation may cause: 1e-5 of the largest finite element, or of
     one.
     """
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return 0.0
     magnitudes = wanted.abs().double().flatten()
     finite = magnitudes[magnitudes.isfinite()]
-    return 1e-5 * max(1.0, float(finite.max()) if finite.numel() else 0.0)
+    return _RELATIVE.get(wanted.dtype, 0.0) / 10 * max(1.0, float(finite.max()) if finite.numel() else 0.0)
 
 
 def _map(change: Callable[[torch.Tensor], torch.Tensor], value: Any, device: str) -> Any:
