@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 MAX_LINE = 16 << 20
 MAX_DAMAGED = 1000
 """After so many damaged lines the rest of a file is not worth reading."""
@@ -39,7 +39,7 @@ class Damage(NamedTuple):
 
 
 class Line(NamedTuple, Generic[T]):
-    """One decoded line: its number from 0, where it starts, how long it is without its end."""
+    """One decoded line: its number from 0, where it starts, how long it is with its end."""
 
     number: int
     start: int
@@ -53,9 +53,9 @@ def reason_of(error: Exception) -> str:
         return "nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
-    if isinstance(error, msgspec.ValidationError):
-        return str(error)
-    return f"not JSON ({error})"
+    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+        return f"not JSON ({error})"
+    return str(error)
 
 
 def read_lines(descriptor: int, file: str, decode: Callable[[bytes], T]) -> Iterator[Line[T] | Damage]:
@@ -64,38 +64,26 @@ def read_lines(descriptor: int, file: str, decode: Callable[[bytes], T]) -> Iter
     `decode` may raise any of `JSON_ERRORS`, or ValueError with a reason: then that line is a Damage. Reading stops at
     an overlong line and after `MAX_DAMAGED` damaged ones: such a file is no record, and may be endless.
     """
-    damaged = 0
-    for index, (start, raw) in enumerate(_split(descriptor)):
-        item: Line[T] | Damage
-        try:
-            if len(raw) > MAX_LINE:
-                yield Damage(file, index + 1, f"longer than {MAX_LINE:,} bytes; the rest of the file was not read")
+    number = start = damaged = 0
+    with os.fdopen(descriptor, "rb", buffering=BLOCK) as content:
+        while raw := content.readline(MAX_LINE + 1):
+            length = len(raw)
+            if length > MAX_LINE:
+                yield Damage(file, number + 1, f"longer than {MAX_LINE:,} bytes; the rest of the file was not read")
                 return
-            item = Line(index, start, len(raw), decode(raw))
-        except JSON_ERRORS as error:
-            item = Damage(file, index + 1, reason_of(error))
-        except ValueError as error:
-            item = Damage(file, index + 1, str(error))
-        yield item
-        if type(item) is Damage:
-            damaged += 1
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                value = decode(raw)
+            except (*JSON_ERRORS, ValueError) as error:
+                yield Damage(file, number + 1, reason_of(error))
+                damaged += 1
+            else:
+                yield Line(number, start, length, value)
+            number += 1
+            start += length
             if damaged == MAX_DAMAGED:
-                yield Damage(file, index + 2, f"not read, after {MAX_DAMAGED:,} damaged lines")
-                return
-
-
-def _split(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """Start and bytes of each line that ends with a newline; ends early with what it has of an overlong line."""
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        start, rest = 0, b""
-        while block := file.read(BLOCK):
-            rest, *following = (rest + block).split(b"\n")
-            for line in following:
-                yield start, rest
-                start += len(rest) + 1
-                rest = line
-            if len(rest) > MAX_LINE:
-                yield start, rest
+                yield Damage(file, number + 1, f"not read, after {MAX_DAMAGED:,} damaged lines")
                 return
 
 

@@ -83,8 +83,7 @@ class NativeSegment:
         try:
             return _read_call(raw)
         except (*JSON_ERRORS, ValueError) as error:
-            reason = str(error) if type(error) is ValueError else reason_of(error)
-            damage = Damage(self._name("calls.jsonl"), entry.line + 1, reason)
+            damage = Damage(self._name("calls.jsonl"), entry.line + 1, reason_of(error))
             raise RunDamaged(f"'{self._root}' is damaged at {damage}. Other calls are readable.") from None
 
     def stack(self, number: int) -> Stack | None:

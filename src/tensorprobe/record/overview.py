@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.errors import NotFound, RunDamaged, TensorDamaged, nearest
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 MAX_SCANNED = 64 << 20
 _FIRST = 6
+_EARLY = 100
 
 
 def describe_run(run: Run) -> RunOverview:
-    """The run as a whole; reads its index, no call and no tensor."""
+    """The run as a whole; reads its index, a few calls and no tensor."""
     segments = [_describe_segment(run, step, rank) for step, rank in run.segments()]
     return RunOverview(
         path=str(run.path),
@@ -185,14 +187,17 @@ def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
 
 
 def _example(run: Run) -> str | None:
-    """The name of a call that shows something: the first that is not a module."""
+    """The name of a call that shows something: an early one that is not a module and has inputs, else the first."""
+    first = None
     for step, rank in run.segments()[:1]:
         try:
-            names = [entry.name for entry in run.segment(step, rank).index().entries[:200]]
+            for call in islice(run.calls(step, rank, on_damage="skip"), _EARLY):
+                first = first or call.name
+                if call.level != "module" and call.inputs:
+                    return call.name
         except RunDamaged:
-            return None
-        return next((name for name in names if not name.startswith("Module.")), names[0] if names else None)
-    return None
+            return first
+    return first
 
 
 def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Place]:

@@ -11,8 +11,9 @@ drained, whatever the disk does, so that training never waits for a broken one.
 from __future__ import annotations
 
 import os
-import select
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from tensorprobe.record.tensor_store import TensorStore
 
 _READ_BYTES = 1 << 20
 _GROUP_BYTES = 8 << 20
-_IDLE_S = 0.02
+_PAUSE_S = 0.004
 _ORPHAN_CHECK_S = 1.0
 
 
@@ -73,26 +74,30 @@ class Recorder:
         """Frames as they come, whole ones only; what a killed trainer left half-written at the end is dropped."""
         waiting = bytearray()
         pipe = self._orders.pipe_fd
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
+        os.set_blocking(pipe, False)
         idle_s = 0.0
         while True:
-            if not poll.poll(_IDLE_S * 1000):
+            try:
+                chunk = os.read(pipe, _READ_BYTES)
+            except BlockingIOError:
                 self._files.flush()
-                idle_s += _IDLE_S
                 if idle_s >= _ORPHAN_CHECK_S and self._is_orphan():
                     return
-                continue
-            idle_s = 0.0
-            chunk = os.read(pipe, _READ_BYTES)
-            if not chunk:
-                return
-            waiting += chunk
-            frames, used = self._decode(waiting)
-            del waiting[:used]
-            yield frames
-            if self._closing is not None:
-                return
+                idle_s += _PAUSE_S
+            else:
+                if not chunk:
+                    return
+                idle_s = 0.0
+                waiting += chunk
+                frames, used = self._decode(waiting)
+                del waiting[:used]
+                yield frames
+                if self._closing is not None:
+                    return
+                if len(chunk) > _READ_BYTES // 4:
+                    continue
+            # Never blocked in a read: a write of the trainer then wakes nobody, which would cost it more than the write.
+            time.sleep(_PAUSE_S)
 
     def _decode(self, waiting: bytearray) -> tuple[list[Frame], int]:
         frames, at = [], 0
@@ -206,4 +211,6 @@ def main(orders_json: str) -> None:
     # Ctrl-C goes to the whole group: the trainer decides when a run ends, its recorder only follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders = msgspec.json.decode(orders_json, type=Orders)
-    Recorder(orders, Ring(orders.ring_bytes, orders.ring_fd)).run()
+    ring = Ring(orders.ring_bytes, orders.ring_fd)
+    threading.Thread(target=ring.populate, args=(0, orders.ring_bytes), daemon=True).start()
+    Recorder(orders, ring).run()

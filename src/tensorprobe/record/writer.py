@@ -25,6 +25,7 @@ from tensorprobe.record.ring import Ring, aligned
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
+_AHEAD_BYTES = 8 << 20
 _DEFAULT_RING_BYTES = 256 << 20
 
 
@@ -49,6 +50,7 @@ class RunWriter:
         self._free_to = ring_bytes
         self._tokens = 0
         self._largest = ring_bytes // 4
+        self._populated = 0
         self.failure: str | None = None
         self.waited_s = 0.0
         base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct)
@@ -102,9 +104,18 @@ class RunWriter:
             place = 0
         if position + room > self._free_to:
             self._wait_for(position + room)
+        if position + room > self._populated:
+            self._populate(position + room)
         ctypes.memmove(self._address + place, address, nbytes)
         self._pieces.append((position, nbytes, dtype_code, last))
         self._head = position + room
+
+    def _populate(self, end: int) -> None:
+        """In the first round through the ring, get the memory a good piece ahead."""
+        start, self._populated = self._populated, self._populated + max(_AHEAD_BYTES, end - self._populated)
+        self._ring.populate(start, self._populated - start)
+        if self._populated >= self._size:
+            self._populated = sys.maxsize
 
     def _copy_in_pieces(self, address: int, nbytes: int, dtype_code: int) -> None:
         done = 0
