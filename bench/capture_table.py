@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ STOPPED_TARGET = 1.03
 """No measurable cost when stopped: the fastest stopped step against the fastest plain one."""
 MEMORY_TARGET_BYTES = 200e6
 """Over the plain peak and the byte budget."""
+DISTURBED_ABOVE = 1.15
+"""Plain steps of one workload that differ by more than this between processes make a row unfit for judging."""
 
 COLUMNS = ["step s", "step / plain", "GB/s", "÷ peer", "extra ÷ peer", "MB seen → disk", "peak MB"]
 COLUMNS += ["steady", "stopped", "CPU", "start s"]
@@ -44,6 +46,7 @@ GB/s: bytes of the tensors seen / (captured step - plain step). ÷ peer: our GB/
 extra ÷ peer: the peer's added time over ours, whatever bytes each of them counts.
 steady: a captured step within a longer capture, flush not included. stopped: tool installed, capture stopped.
 CPU: CPU seconds of the captured step, child processes included, over those of the plain step.
+tool ~: disturbed. Its plain steps took over 15 % more or less time than those of the plain process; measure again.
 peak: plain → captured; memory of the process and its children, pages shared between them counted once."""
 
 
@@ -95,6 +98,14 @@ def stopped_ratio(result: Round) -> float:
     return stopped / plain
 
 
+def is_disturbed(case: Case, cases: list[Case]) -> bool:
+    """Whether the machine was busy with something else: plain steps of this case are not what they are elsewhere."""
+    alone = next((c for c in cases if c["tool"] == "plain" and c["workload"] == case["workload"]), None)
+    here, there = (_over_rounds(c, lambda r: _median(r, "plain")) for c in (case, alone))
+    ratio = _divided(here, there)
+    return ratio is not None and not 1 / DISTURBED_ABOVE < ratio < DISTURBED_ABOVE
+
+
 def _text(spread: Spread | None, form: str = "{:.2f}") -> str:
     return form.format(spread.median) if spread else "-"
 
@@ -138,35 +149,45 @@ def _figures(case: Case, cases: list[Case]) -> list[str]:
     ]
 
 
-def list_targets(cases: list[Case]) -> list[tuple[str, str, str, bool]]:
+def list_targets(cases: list[Case]) -> list[tuple[str, str, str, str]]:
     """(what, target, measured, reached) for each target that these cases can answer."""
-    rows: list[tuple[str, str, str, bool]] = []
+    rows: list[tuple[str, str, str, str]] = []
     for case in (c for c in cases if c["tool"] == "tensorprobe"):
-        step, stopped = _over_rounds(case, step_ratio), _over_rounds(case, stopped_ratio)
-        if step is None or stopped is None:
+        if all("error" in result for result in case["rounds"]):
             continue
         label = f"{case['workload']} {case['mode']} {case['level']}"
-        limits = [v for (mode, part), v in STEP_TARGETS.items() if mode == case["mode"] and part in case["workload"]]
-        if limits and case["level"] == "api":
-            rows.append((f"{label}: step", f"≤ {limits[0]}x", f"{step.median:.2f}x", step.median <= limits[0]))
-        speed = _over_rounds(case, gigabytes_a_second)
-        faster = _divided(speed, _over_rounds(_peer_of(case, cases), gigabytes_a_second))
-        if faster and (case["mode"], case["level"]) == ("tensor", "api"):
-            rows.append((f"{label}: GB/s", f"≥ {SPEED_TARGET:.0f}x peer", f"{faster:.1f}x", faster >= SPEED_TARGET))
-        reached = stopped.median <= STOPPED_TARGET
-        rows.append((f"{label}: stopped", f"≤ {STOPPED_TARGET}x", f"{stopped.median:.3f}x", reached))
-        rows.extend(_memory_target(case, label))
+        peer = _peer_of(case, cases)
+        unsure = is_disturbed(case, cases) or (peer is not None and is_disturbed(peer, cases))
+        for what, target, measured, reached in _targets_of(case, peer):
+            verdict = "yes" if reached else "NO"
+            rows.append((f"{label}: {what}", target, measured, f"{verdict} (disturbed)" if unsure else verdict))
     return rows
 
 
-def _memory_target(case: Case, label: str) -> list[tuple[str, str, str, bool]]:
+def _targets_of(case: Case, peer: Case | None) -> Iterator[tuple[str, str, str, bool]]:
+    step, stopped = _over_rounds(case, step_ratio), _over_rounds(case, stopped_ratio)
+    speed, extra = _over_rounds(case, gigabytes_a_second), _over_rounds(case, extra_seconds)
+    if step is None or stopped is None:
+        return
+    limits = [v for (mode, part), v in STEP_TARGETS.items() if mode == case["mode"] and part in case["workload"]]
+    if limits and case["level"] == "api":
+        yield "step", f"≤ {limits[0]}x", f"{step.median:.2f}x", step.median <= limits[0]
+    faster = _divided(speed, _over_rounds(peer, gigabytes_a_second))
+    cheaper = _divided(_over_rounds(peer, extra_seconds), extra)
+    if faster and (case["mode"], case["level"]) == ("tensor", "api"):
+        measured = f"{faster:.1f}x (by added time alone {cheaper:.1f}x)"
+        yield "GB/s", f"≥ {SPEED_TARGET:.0f}x peer", measured, faster >= SPEED_TARGET
+    yield "stopped", f"≤ {STOPPED_TARGET}x", f"{stopped.median:.3f}x", stopped.median <= STOPPED_TARGET
+    yield from _memory_target(case)
+
+
+def _memory_target(case: Case) -> Iterator[tuple[str, str, str, bool]]:
     over = _over_rounds(case, lambda r: r["captured_peak_bytes"] - r["plain_peak_bytes"])
     budget = _over_rounds(case, lambda r: r["budget_bytes"])
-    if over is None or budget is None:
-        return []
-    allowed = budget.median + MEMORY_TARGET_BYTES
-    figures = f"≤ plain + {allowed / 1e6:,.0f} MB", f"plain + {over.median / 1e6:,.0f} MB"
-    return [(f"{label}: peak memory", *figures, over.median <= allowed)]
+    if over and budget:
+        allowed = budget.median + MEMORY_TARGET_BYTES
+        figures = f"≤ plain + {allowed / 1e6:,.0f} MB", f"plain + {over.median / 1e6:,.0f} MB"
+        yield "peak memory", *figures, over.median <= allowed
 
 
 def print_tables(cases: list[Case]) -> None:
@@ -180,12 +201,13 @@ def print_tables(cases: list[Case]) -> None:
     for case in cases:
         if case["tool"] == "plain":
             figures.add_section()
-        figures.add_row(case["workload"], f"{case['mode']} {case['level']}", case["tool"], *_figures(case, cases))
+        tool = case["tool"] + (" ~" if is_disturbed(case, cases) else "")
+        figures.add_row(case["workload"], f"{case['mode']} {case['level']}", tool, *_figures(case, cases))
     console.print(figures)
     console.print(NOTES, highlight=False)
     targets = Table(title="Targets", box=box.SIMPLE_HEAD)
     for column in ("what", "target", "measured", "reached"):
         targets.add_column(column)
-    for what, target, measured, reached in list_targets(cases):
-        targets.add_row(what, target, measured, "yes" if reached else "NO")
+    for row in list_targets(cases):
+        targets.add_row(*row)
     console.print(targets)

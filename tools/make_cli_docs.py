@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from tensorprobe.cli.main import app
@@ -24,7 +25,7 @@ HEAD = """\
 
 <!-- Written by tools/make_cli_docs.py from the program itself: change the program, then run that. -->
 
-`tensorprobe --help` and `tensorprobe COMMAND --help` print the same. stdout is the result; stderr is progress, warnings and errors.
+`tensorprobe COMMAND --help` shows the same options. stdout is the result; stderr is progress, warnings and errors.
 
 | exit code | meaning |
 |---|---|
@@ -33,8 +34,8 @@ HEAD = """\
 | 2 | the input is wrong: no such run, no such call, a setting that makes no sense; `doctor`: capture cannot work here |
 | 3 | a bug of tensorprobe; please report it |
 
-`tensorprobe capture` ends with the exit code of the command it ran, with 128 + the number of the signal that ended that command, or with 2 when
-nothing was recorded.
+`tensorprobe capture` ends with the exit code of the command it ran, with 128 + the number of the signal that ended
+that command, or with 2 when nothing was recorded.
 """
 
 SETTINGS_HEAD = """\
@@ -50,8 +51,18 @@ An unknown keyword is an error that names the nearest known one.
 
 def render() -> str:
     """The whole page."""
-    commands = [_command(info.name or info.callback.__name__, info.callback) for info in app.registered_commands]  # type: ignore[union-attr]
+    commands = [_command(name, function) for name, function in list_commands(app)]
     return "\n".join([HEAD, *commands, SETTINGS_HEAD + "\n".join(_settings())]) + "\n"
+
+
+def list_commands(program: Typer, prefix: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Each command by the words it is called with; those of a group after the group's name."""
+    for command in program.registered_commands:
+        if command.callback is not None:
+            yield prefix + (command.name or command.callback.__name__.replace("_", "-")), command.callback
+    for group in program.registered_groups:
+        if group.typer_instance is not None:
+            yield from list_commands(group.typer_instance, f"{prefix}{group.name or group.typer_instance.info.name} ")
 
 
 def _command(name: str, function: Callable[..., Any]) -> str:
@@ -135,7 +146,7 @@ def _settings() -> Iterator[str]:
     defaults = CaptureSettings()
     by_help = {
         info.help: _flags(parameter, info, annotation)
-        for parameter, info, annotation in _parameters(_capture_command())
+        for parameter, info, annotation in _parameters(dict(list_commands(app))["capture"])
         if isinstance(info, OptionInfo)
     }
     for name, meaning in SETTINGS_HELP.items():
@@ -148,10 +159,6 @@ def _setting_default(value: Any) -> str:
     if value is None or value == ():
         return ""
     return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
-
-
-def _capture_command() -> Callable[..., Any]:
-    return next(info.callback for info in app.registered_commands if info.name == "capture" and info.callback)
 
 
 if __name__ == "__main__":

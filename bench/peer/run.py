@@ -70,7 +70,7 @@ def logical_bytes(tree: Any) -> int:
         return 0
     if tree.get("type") == "torch.Tensor":
         dtype: torch.dtype = getattr(torch, tree["dtype"].removeprefix("torch."))
-        return math.prod(tree["shape"]) * dtype.itemsize
+        return int(math.prod(tree["shape"]) * dtype.itemsize)
     return sum(logical_bytes(item) for item in tree.values())
 
 

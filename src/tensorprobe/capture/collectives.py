@@ -79,7 +79,7 @@ class Collectives:
         try:
             with private.no_overrides():
                 if session.selection.outputs:
-                    slots = slots + session.snapshots.take_all(outputs)
+                    slots = slots + session.snapshots.take(outputs)
                 session.emit(header, slots, args=tree[0], kwargs=tree[1])
         except Exception as error:
             session.tool_failed(header.name, error)

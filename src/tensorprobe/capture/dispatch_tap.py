@@ -68,7 +68,7 @@ class DispatchTap(TorchDispatchMode):
                 tree = flatten_arguments(args, kwargs, inputs)
                 slots: list[Any] = []
                 if session.selection.inputs:
-                    slots = session.snapshots.take_all(inputs, but=plan.receives, reason=WRITTEN_ONLY)
+                    slots = session.snapshots.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
                 return header, slots, inputs, tree
         except Exception as error:
             session.tool_failed(name, error)
@@ -88,7 +88,7 @@ class DispatchTap(TorchDispatchMode):
                     return
                 if session.selection.outputs:
                     but = ("output",) if plan.allocates else ()
-                    slots = slots + session.snapshots.take_all(outputs, but=but, reason=UNINITIALISED)
+                    slots = slots + session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
                 session.emit(header, slots, args=tree[0], kwargs=tree[1], raised=raised)
         except Exception as error:
             session.tool_failed(header.name, error)

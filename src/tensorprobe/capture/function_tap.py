@@ -11,7 +11,7 @@ from tensorprobe.capture import private
 from tensorprobe.capture.backward import edges_of
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.flatten import Tensors, flatten_arguments, flatten_result
-from tensorprobe.capture.ops import NOT_AN_OP, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
+from tensorprobe.capture.ops import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
 from tensorprobe.capture.override_free import COMPOSITES, ENGINES
 from tensorprobe.capture.session import Header, Session
 
@@ -76,7 +76,8 @@ class FunctionTap(TorchFunctionMode):
                 call = _OpenCall(header)
                 call.tree = flatten_arguments(args, kwargs, call.inputs)
                 if header.wanted.forward and session.selection.inputs and self._record:
-                    call.slots = session.snapshots.take_all(call.inputs, but=plan.receives, reason=WRITTEN_ONLY)
+                    but = plan.receives or (OUT if "out" in kwargs else ())
+                    call.slots = session.snapshots.take(call.inputs, but=but, reason=WRITTEN_ONLY)
                 if plan.mutates:
                     call.versions = [_version(tensor) for _, tensor in call.inputs]
                 if torch.is_grad_enabled():
@@ -108,7 +109,7 @@ class FunctionTap(TorchFunctionMode):
                 if call.header.wanted.forward and self._record:
                     if session.selection.outputs:
                         but = ("output",) if plan.allocates else ()
-                        call.slots += session.snapshots.take_all(outputs, but=but, reason=UNINITIALISED)
+                        call.slots += session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
                     session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1])
                 if call.start >= 0 and (call.edges or plan.mutates):
                     follow = session.watch_backward if self._record else session.mark_nodes

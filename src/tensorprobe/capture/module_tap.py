@@ -109,7 +109,7 @@ class ModuleTap:
                 call.tree = flatten_arguments(args, kwargs, inputs)
                 inputs += direct_parameters(module)
                 if header.wanted.forward and session.selection.inputs:
-                    call.slots = session.snapshots.take_all(inputs)
+                    call.slots = session.snapshots.take(inputs)
                 if torch.is_grad_enabled():
                     call.edges = edges_of(inputs)
                     call.start = private.sequence_number()
@@ -132,7 +132,7 @@ class ModuleTap:
                 flatten_result(result, outputs)
                 if call.header.wanted.forward:
                     if session.selection.outputs:
-                        call.slots += session.snapshots.take_all(outputs)
+                        call.slots += session.snapshots.take(outputs)
                     name = None if raised is None else type(raised).__name__
                     session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=name)
                 if call.start >= 0 and outputs:

@@ -39,6 +39,7 @@ _ALLOCATIONS = frozenset("empty empty_like empty_strided empty_permuted new_empt
 _RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
 _RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
 
+OUT = ("input.kwargs.out",)
 WRITTEN_ONLY = "only written to by the call"
 UNINITIALISED = "memory not yet initialised"
 
@@ -53,7 +54,7 @@ class Plan(NamedTuple):
     mutates: bool = False
     distributed: bool = False
     allocates: bool = False
-    receives: tuple[str, ...] = ("input.kwargs.out",)
+    receives: tuple[str, ...] = ()
 
 
 NOT_AN_OP = Plan(None)
@@ -71,7 +72,7 @@ def plan_function(func: Any) -> Plan:
     if canonical is None:
         return NOT_AN_OP
     distributed = canonical.startswith("Distributed.")
-    receives: tuple[str, ...] = ("input.kwargs.out",)
+    receives: tuple[str, ...] = ()
     if distributed:
         receives = tuple(f"input.kwargs.{argument}" for argument in _RECEIVING_ARGUMENTS)
         if name.startswith(_RECEIVERS):

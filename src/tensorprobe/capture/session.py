@@ -88,6 +88,7 @@ class Session:
         self._numbers: dict[str, int] = {}
         self._repeats: dict[str, int] = {}
         self._threads = 0
+        self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
         _live.add(self)
 
@@ -256,21 +257,46 @@ class Session:
             for node in find_boundary(roots, edges, start)[0]:
                 node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack)
 
-    def _in_hook(self, watch: Watch, method: Callable[..., None], gradients: Any, slots: list[tuple[str, int]]) -> None:
+    def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
         """Tool code inside the autograd engine."""
-        if not self.recording or self.state.busy:
+        state = self.state
+        if not self.recording or state.busy:
             return
         if watch.call.step != self.step:
             self.notes["backward of a call of an earlier step, not recorded"] += 1
             return
-        self.state.busy = True
+        if not self.selection.wants_backward_now(watch.call.backward_name):
+            return
+        state.busy = True
         try:
             with private.no_overrides():
-                method([(slot, gradients[place]) for slot, place in slots if place < len(gradients)])
+                task = private.graph_task()
+                if take(task):
+                    self._expect_end(task, watch)
         except Exception as error:
             self.tool_failed(watch.call.backward_name, error)
         finally:
-            self.state.busy = False
+            state.busy = False
+
+    def _expect_end(self, task: int, watch: Watch) -> None:
+        """When the engine is done, watches that not every edge was asked for hand over what they have."""
+        watches = self._open_watches.get(task)
+        if watches is None:
+            watches = self._open_watches[task] = []
+            private.at_end_of_backward(lambda: self._end_of_backward(task))
+        watches.append(watch)
+
+    def _end_of_backward(self, task: int) -> None:
+        watches = self._open_watches.pop(task, ())
+        busy, self.state.busy = self.state.busy, True
+        try:
+            with private.no_overrides():
+                for watch in watches if self.recording else ():
+                    watch.finish(task)
+        except Exception as error:
+            self.tool_failed("end of backward", error)
+        finally:
+            self.state.busy = busy
 
     def tool_failed(self, where: str, error: BaseException) -> None:
         """Count a failure of the tool and remember the first."""

@@ -17,17 +17,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tensorprobe.capture import private
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.record.elements import is_dense
 from tensorprobe.record.messages import NO_TOKEN
 from tensorprobe.record.writer import RunWriter
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_DTYPES: dict[torch.dtype, tuple[str, int, bool]] = {
-    getattr(torch, name): (name, dtype.code, dtype.kind in ("float", "complex"))
+_DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
+    getattr(torch, name): (name, dtype.code, dtype.itemsize, dtype.kind in ("float", "complex"))
     for name, dtype in DTYPES.items()
     if hasattr(torch, name)
 }
 
-SlotTuple = tuple[Any, ...]
+SlotFields = list[Any]
+"""The fields of a `SlotEvent`, in order: a list is encoded as fast as a struct and is cheaper to make."""
+TOKEN = 6
 
 
 @contextlib.contextmanager
@@ -45,7 +48,6 @@ class Snapshots:
     """Takes tensors for one probe. `mode` and `floating_only` decide how much of each; what is left out is counted."""
 
     def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
-        self._writer = writer
         self._put = writer.put
         self._structure = mode == "structure"
         self._floating_only = floating_only
@@ -54,75 +56,78 @@ class Snapshots:
         self.bytes_seen = 0
         self.skipped: Counter[str] = Counter()
 
-    def take(self, name: str, tensor: torch.Tensor) -> SlotTuple:
-        """The slot of a tensor, ready to be sent. Call it with overrides off. It never fails: what cannot be read is skipped."""
-        self.slots += 1
-        try:
-            return self._take(name, tensor)
-        except Exception as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
-            return self._skip(name, tensor, f"cannot be read ({type(error).__name__})")
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotFields]:
+        """The slots of tensors, ready to be sent. Those whose names begin with one of `but` go without values, for the reason given.
 
-    def take_all(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotTuple]:
-        """The slots of several tensors. Those whose names begin with one of `but` go without values, for the reason given."""
-        if not but:
-            return [self.take(name, tensor) for name, tensor in tensors]
-        return [
-            self.leave_out(name, tensor, reason) if name.startswith(but) else self.take(name, tensor)
-            for name, tensor in tensors
-        ]
+        Call it with overrides off. It never fails: what cannot be read is skipped. This is the hottest loop of capture.
+        """
+        slots: list[SlotFields] = []
+        copies: list[tuple[int, int, int]] = []
+        kept: list[torch.Tensor] = []
+        places: list[int] = []
+        everything = not (self._structure or self._floating_only or but)
+        for name, tensor in tensors:
+            kind = type(tensor)
+            try:
+                known = _DTYPES.get(tensor.dtype) if everything and (kind is _Tensor or kind is _Parameter) else None
+                if known is not None and tensor.is_cpu:
+                    dtype, code, itemsize, _ = known
+                    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+                        address = tensor.const_data_ptr()
+                        nbytes = tensor.numel() * itemsize
+                        if address or not nbytes:
+                            self.bytes_seen += nbytes
+                            places.append(len(slots))
+                            copies.append((address, nbytes, code))
+                            slots.append([name, dtype, tensor.shape, "cpu", None, tensor.requires_grad, NO_TOKEN, None])
+                            continue
+                slot, copy = self._take_other(name, tensor, but, reason)
+                if copy is not None:
+                    places.append(len(slots))
+                    copies.append((copy.const_data_ptr(), copy.nbytes, _DTYPES[copy.dtype][1]))
+                    kept.append(copy)
+                slots.append(slot)
+            except (
+                Exception
+            ) as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
+                why = (
+                    _why_not(tensor)
+                    if tensor.layout is not torch.strided
+                    else f"cannot be read ({type(error).__name__})"
+                )
+                slots.append(self._skip(name, tensor, why))
+        self.slots += len(slots)
+        if copies:
+            token = self._put(copies)
+            for place in places:
+                slots[place][TOKEN] = token
+                token += 1
+        return slots
 
-    def leave_out(self, name: str, tensor: torch.Tensor, reason: str) -> SlotTuple:
-        """The slot of a tensor whose values mean nothing."""
-        self.slots += 1
-        return self._skip(name, tensor, reason)
-
-    def _take(self, name: str, tensor: torch.Tensor) -> SlotTuple:
+    def _take_other(
+        self, name: str, tensor: torch.Tensor, but: tuple[str, ...], reason: str
+    ) -> tuple[SlotFields, torch.Tensor | None]:
+        """The slot of any tensor, and a plain one on the host in one block whose bytes are to be copied, if any are."""
+        if but and name.startswith(but):
+            return self._skip(name, tensor, reason), None
         if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             found = _plain(tensor)
             if isinstance(found, str):
-                return self._skip(name, tensor, found)
+                return self._skip(name, tensor, found), None
             tensor = found
         known = _DTYPES.get(tensor.dtype)
         if known is None or tensor.layout is not torch.strided:
-            return self._skip(name, tensor, _why_not(tensor))
-        dtype, code, floating = known
-        shape = tuple(tensor.shape)
-        if not tensor.is_cpu:
-            return self._take_from_device(name, tensor, dtype, code, floating)
-        if self._structure or (self._floating_only and not floating):
-            return (name, dtype, shape, "cpu", _stride(tensor), tensor.requires_grad, NO_TOKEN, None)
-        nbytes = tensor.nbytes
-        self.bytes_seen += nbytes
-        if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-            address = tensor.const_data_ptr()
-            if address or not nbytes:
-                return (name, dtype, shape, "cpu", None, tensor.requires_grad, self._put(address, nbytes, code), None)
-        stride = _stride(tensor)
-        with quiet():
-            token = self._put_copy(tensor, stride, code)
-        return (name, dtype, shape, "cpu", stride, tensor.requires_grad, token, None)
-
-    def _put_copy(self, tensor: torch.Tensor, stride: tuple[int, ...] | None, code: int) -> int:
-        """A tensor that is not one contiguous block: as the block it permutes, else made contiguous."""
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-        if stride is not None and not is_dense(tensor.shape, stride):
-            tensor = tensor.contiguous()
-        elif stride is None or tuple(tensor.stride()) != stride or not tensor.const_data_ptr():
-            tensor = tensor.clone(memory_format=torch.contiguous_format) if stride is None else _strided(tensor, stride)
-        return self._put(tensor.const_data_ptr(), tensor.nbytes, code)
-
-    def _take_from_device(self, name: str, tensor: torch.Tensor, dtype: str, code: int, floating: bool) -> SlotTuple:
-        device = self._device(tensor.device)
-        shape, stride, grad = tuple(tensor.shape), _stride(tensor), tensor.requires_grad
+            return self._skip(name, tensor, _why_not(tensor)), None
         if tensor.is_meta:
-            return self._skip(name, tensor, "meta tensor, has no values")
+            return self._skip(name, tensor, "meta tensor, has no values"), None
+        dtype, _, _, floating = known
+        stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+        grad, device = tensor.requires_grad, self._device(tensor.device)
+        slot = [name, dtype, tuple(tensor.shape), device, stride, grad, NO_TOKEN, None]
         if self._structure or (self._floating_only and not floating):
-            return (name, dtype, shape, device, stride, grad, NO_TOKEN, None)
+            return slot, None
         self.bytes_seen += tensor.nbytes
-        with quiet():
-            host = tensor.detach().cpu()
-            token = self._put_copy(host, stride, code)
-        return (name, dtype, shape, device, stride, grad, token, None)
+        return slot, _one_block(tensor, stride)
 
     def _device(self, device: torch.device) -> str:
         name = self._devices.get(device)
@@ -130,33 +135,25 @@ class Snapshots:
             name = self._devices[device] = str(device)
         return name
 
-    def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotTuple:
+    def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotFields:
         self.skipped[reason] += 1
         shape: tuple[int, ...] = ()
         with contextlib.suppress(Exception):  # a nested or symbolic tensor has no shape of plain numbers: () then
             shape = tuple(int(size) for size in tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return (name, dtype, shape, str(tensor.device), None, bool(tensor.requires_grad), NO_TOKEN, reason)
+        return [name, dtype, shape, str(tensor.device), None, bool(tensor.requires_grad), NO_TOKEN, reason]
 
 
-def is_dense(shape: Any, stride: Any) -> bool:
-    """Whether the strides permute one gap-free block without overlap."""
-    expected = 1
-    for step, size in sorted((st, sz) for st, sz in zip(stride, shape, strict=True) if sz != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _strided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy whose memory has the given dense strides."""
-    copy = torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype)
-    return copy.copy_(tensor)
-
-
-def _stride(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    return None if tensor.is_contiguous() else tuple(tensor.stride())
+def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
+    """The values on the host, in one block of memory: as the block the strides permute, else in row-major order."""
+    dense = stride is None or is_dense(tensor.shape, stride)
+    if dense and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj() and tensor.const_data_ptr():
+        return tensor
+    with quiet():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if not dense or stride is None:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | str:

@@ -6,7 +6,6 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.numerics.native import implementation
 from tensorprobe.record.messages import CallEvent, CloseEvent, DropEvent, Event, Orders, StackEvent, StepEvent
 from tensorprobe.record.recorder import Recorder
-from tensorprobe.record.ring import Ring, aligned
+from tensorprobe.record.ring import ALIGNMENT, Ring
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -51,6 +50,7 @@ class RunWriter:
         self._tokens = 0
         self._largest = ring_bytes // 4
         self._populated = 0
+        self._memcpy = implementation().copy
         self.failure: str | None = None
         self.waited_s = 0.0
         base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct)
@@ -58,16 +58,20 @@ class RunWriter:
         self._size = ring_bytes
         self._address = self._ring.address
 
-    def put(self, address: int, nbytes: int, dtype_code: int) -> int:
-        """Copy a tensor's bytes; the token by which a slot names them comes back. Waits when the ring is full."""
+    def put(self, copies: list[tuple[int, int, int]]) -> int:
+        """Copy tensors, each an address, a number of bytes and a dtype code. Waits when the ring is full.
+
+        The first of their tokens comes back; the others follow it by one each.
+        """
         with self._lock:
             token = self._tokens
-            self._tokens = token + 1
+            self._tokens = token + len(copies)
             if self.failure is None:
-                if nbytes <= self._largest:
-                    self._copy(address, nbytes, dtype_code, True)
-                else:
-                    self._copy_in_pieces(address, nbytes, dtype_code)
+                for address, nbytes, dtype_code in copies:
+                    if nbytes <= self._largest:
+                        self._copy(address, nbytes, dtype_code, True)
+                    else:
+                        self._copy_in_pieces(address, nbytes, dtype_code)
             return token
 
     def call(self, event: CallEvent | tuple[Any, ...]) -> None:
@@ -96,19 +100,21 @@ class RunWriter:
         self._ring.close()
 
     def _copy(self, address: int, nbytes: int, dtype_code: int, last: bool) -> None:
-        room = aligned(nbytes)
+        room = (nbytes + ALIGNMENT - 1) & -ALIGNMENT
         position = self._head
         place = position % self._size
         if place + room > self._size:
             position += self._size - place
             place = 0
-        if position + room > self._free_to:
-            self._wait_for(position + room)
-        if position + room > self._populated:
-            self._populate(position + room)
-        ctypes.memmove(self._address + place, address, nbytes)
+        end = position + room
+        if end > self._free_to:
+            self._wait_for(end)
+        if end > self._populated:
+            self._populate(end)
+        if nbytes:
+            self._memcpy(self._address + place, address, nbytes)
         self._pieces.append((position, nbytes, dtype_code, last))
-        self._head = position + room
+        self._head = end
 
     def _populate(self, end: int) -> None:
         """In the first round through the ring, get the memory a good piece ahead."""
@@ -249,6 +255,3 @@ def _write_all(fd: int, data: bytes) -> None:
     while written < len(data):
         data = data[written:]
         written = os.write(fd, data)
-
-
-DTYPE_CODES: dict[str, int] = {name: dtype.code for name, dtype in DTYPES.items()}
