@@ -1,0 +1,56 @@
+"""Find the first op where two PyTorch runs part ways, and say why.
+
+    with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
+    run = tensorprobe.open_run("runs/a")                              read it
+    tensorprobe.seed_all(1234)                                        fix every source of randomness
+
+Names are loaded when they are first used: importing this package imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tensorprobe.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from tensorprobe.capture import Probe, active_probe, capture, seed_all
+    from tensorprobe.errors import CaptureIncomplete, TensorprobeError
+    from tensorprobe.record import Run, open_run
+
+_HOMES = {
+    "CaptureIncomplete": "tensorprobe.errors",
+    "Probe": "tensorprobe.capture",
+    "Run": "tensorprobe.record",
+    "TensorprobeError": "tensorprobe.errors",
+    "active_probe": "tensorprobe.capture",
+    "capture": "tensorprobe.capture",
+    "open_run": "tensorprobe.record",
+    "seed_all": "tensorprobe.capture",
+}
+
+__all__ = [
+    "CaptureIncomplete",
+    "Probe",
+    "Run",
+    "TensorprobeError",
+    "__version__",
+    "active_probe",
+    "capture",
+    "open_run",
+    "seed_all",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tensorprobe' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

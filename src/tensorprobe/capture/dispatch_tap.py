@@ -1,0 +1,102 @@
+"""The ATen level: a TorchDispatchMode that sees each operator as it is executed, in forward and in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tensorprobe.capture import private
+from tensorprobe.capture.flatten import Tensors, flatten_arguments, flatten_result
+from tensorprobe.capture.ops import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_aten
+from tensorprobe.capture.session import NODE_KEY, Header, Origin, Session
+
+
+class DispatchTap(TorchDispatchMode):
+    """Records ATen calls for a session."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._plans: dict[Any, AtenPlan] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions pass through: torch.compile need not give up because this mode is on."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        session = self._session
+        if not session.recording or session.state.busy or private.is_compiling():
+            return func(*args, **kwargs)
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = plan_aten(func)
+        if plan.name is None:
+            return func(*args, **kwargs)
+        opened = self._before(plan, args, kwargs)
+        if opened is None:
+            return func(*args, **kwargs)
+        header, slots, inputs, tree = opened
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            self._after(plan, header, slots, tree, [], raised=type(error).__name__)
+            raise
+        outputs: Tensors = []
+        if plan.written:
+            outputs = [(f"output{slot[5:]}", t) for slot, t in inputs if slot.startswith(plan.written)]
+        else:
+            flatten_result(result, outputs)
+        self._after(plan, header, slots, tree, outputs)
+        return result
+
+    def _before(
+        self, plan: AtenPlan, args: Any, kwargs: Any
+    ) -> tuple[Header, list[Any], Tensors, tuple[Any, Any]] | None:
+        session = self._session
+        session.state.busy = True
+        name = plan.name or ""
+        try:
+            with private.no_overrides():
+                in_backward = session.state.recompute is None and private.graph_task() != -1
+                header = session.aten_header(name, backward=in_backward, origin=_origin() if in_backward else None)
+                if header is None:
+                    return None
+                inputs: Tensors = []
+                tree = flatten_arguments(args, kwargs, inputs)
+                slots: list[Any] = []
+                if session.selection.inputs:
+                    slots = session.snapshots.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
+                return header, slots, inputs, tree
+        except Exception as error:
+            session.tool_failed(name, error)
+            return None
+        finally:
+            session.state.busy = False
+
+    def _after(
+        self, plan: AtenPlan, header: Header, slots: list[Any], tree: Any, outputs: Tensors, raised: str | None = None
+    ) -> None:
+        session = self._session
+        session.state.busy = True
+        try:
+            with private.no_overrides():
+                if raised == "_StopRecomputationError":
+                    session.forget(slots)
+                    return
+                if session.selection.outputs:
+                    but = ("output",) if plan.allocates else ()
+                    slots = slots + session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
+                session.emit(header, slots, args=tree[0], kwargs=tree[1], raised=raised)
+        except Exception as error:
+            session.tool_failed(header.name, error)
+        finally:
+            session.state.busy = False
+
+
+def _origin() -> Origin | None:
+    """The API call and module whose backward is being computed, as written on the node in forward."""
+    node = private.autograd_node()
+    return None if node is None else node.metadata.get(NODE_KEY)

@@ -1,0 +1,177 @@
+"""The API level: a TorchFunctionMode that sees every call of a torch function, method or operator, by whatever name it was imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tensorprobe.capture import private
+from tensorprobe.capture.backward import edges_of
+from tensorprobe.capture.collectives import Collectives
+from tensorprobe.capture.flatten import Tensors, flatten_arguments, flatten_result
+from tensorprobe.capture.ops import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
+from tensorprobe.capture.override_free import COMPOSITES, ENGINES
+from tensorprobe.capture.session import Header, Session
+
+
+class FunctionTap(TorchFunctionMode):
+    """Watches one thread's calls for a session. Pushed below all other modes, so that it sees what is really executed."""
+
+    def __init__(self, session: Session, collectives: Collectives, *, record: bool) -> None:
+        super().__init__()
+        self._session = session
+        self._collectives = collectives
+        self._record = record
+        self._plans: dict[Any, Plan] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if private.is_compiling():
+            return func(*args, **(kwargs or {}))
+        session = self._session
+        state = session.state
+        kwargs = kwargs or {}
+        if not session.recording or state.busy:
+            return func(*args, **kwargs)
+        engine = ENGINES.get(func)
+        if engine is not None:
+            with self:
+                return engine(*args, **kwargs)
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = plan_function(func)
+        if plan.name is None:
+            return func(*args, **kwargs)
+        call = self._before(plan, args, kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        composite = COMPOSITES.get(func)
+        state.calls.append(call.header.name)
+        try:
+            if composite is None:
+                result = func(*args, **kwargs)
+            else:
+                with self:
+                    result = composite(*args, **kwargs)
+        except BaseException as error:
+            self._raised(call, error)
+            raise
+        finally:
+            state.calls.pop()
+        self._after(func, plan, call, result)
+        return result
+
+    def _before(self, plan: Plan, args: Any, kwargs: Any) -> _OpenCall | None:
+        """Count the call and copy its inputs; None when nothing more is to be done about it."""
+        session = self._session
+        session.state.busy = True
+        try:
+            with private.no_overrides():
+                header = (
+                    session.header(plan.name or "", "api") if self._record else session.attribution(plan.name or "")
+                )
+                if header is None:
+                    return None
+                call = _OpenCall(header)
+                call.tree = flatten_arguments(args, kwargs, call.inputs)
+                if header.wanted.forward and session.selection.inputs and self._record:
+                    but = plan.receives or (OUT if "out" in kwargs else ())
+                    call.slots = session.snapshots.take(call.inputs, but=but, reason=WRITTEN_ONLY)
+                if plan.mutates:
+                    call.versions = [_version(tensor) for _, tensor in call.inputs]
+                if torch.is_grad_enabled():
+                    call.edges = edges_of(call.inputs)
+                    call.start = private.sequence_number()
+                return call
+        except Exception as error:
+            session.tool_failed(plan.name or "", error)
+            return None
+        finally:
+            session.state.busy = False
+
+    def _after(self, func: Any, plan: Plan, call: _OpenCall, result: Any) -> None:
+        """Copy the outputs, hand the call over, and follow its gradients."""
+        session = self._session
+        session.state.busy = True
+        try:
+            with private.no_overrides():
+                outputs: Tensors = []
+                flatten_result(result, outputs)
+                if plan.mutates:
+                    outputs += self._changed(plan, call, outputs)
+                if not outputs:
+                    self._learn(func, plan, call)
+                    return
+                if plan.distributed and self._collectives.is_pending(result):
+                    self._collectives.later(result, call.header, call.slots, call.tree, outputs)
+                    return
+                if call.header.wanted.forward and self._record:
+                    if session.selection.outputs:
+                        but = ("output",) if plan.allocates else ()
+                        call.slots += session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
+                    session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1])
+                if call.start >= 0 and (call.edges or plan.mutates):
+                    follow = session.watch_backward if self._record else session.mark_nodes
+                    follow(call.header, call.edges, outputs, call.start)
+        except Exception as error:
+            session.tool_failed(call.header.name, error)
+        finally:
+            session.state.busy = False
+
+    def _changed(self, plan: Plan, call: _OpenCall, outputs: Tensors) -> Tensors:
+        """The arguments that the call has changed are outputs too. A collective changes them without saying so."""
+        returned = {id(tensor) for _, tensor in outputs}
+        prefix = "output.changed" if outputs else "output"
+        changed = []
+        for (slot, tensor), version in zip(call.inputs, call.versions, strict=True):
+            if (plan.distributed or _version(tensor) != version) and id(tensor) not in returned:
+                changed.append((f"{prefix}{slot[5:]}", tensor))
+        return changed
+
+    def _learn(self, func: Any, plan: Plan, call: _OpenCall) -> None:
+        """The call was a question, not an operation. So will the next ones be, unless the function may also change arguments."""
+        session = self._session
+        if self._record:
+            session.seen -= 1
+        session.forget(call.slots)
+        if not plan.mutates:
+            self._plans[func] = NOT_AN_OP
+
+    def _raised(self, call: _OpenCall, error: BaseException) -> None:
+        """An op that raised is recorded with its inputs; a recomputation that stops early raises by design and is not."""
+        session = self._session
+        session.state.busy = True
+        try:
+            with private.no_overrides():
+                if type(error).__name__ == "_StopRecomputationError" or not (
+                    call.header.wanted.forward and self._record
+                ):
+                    session.forget(call.slots)
+                else:
+                    session.emit(
+                        call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=type(error).__name__
+                    )
+        except Exception as problem:
+            session.tool_failed(call.header.name, problem)
+        finally:
+            session.state.busy = False
+
+
+class _OpenCall:
+    """A call between its beginning and its end."""
+
+    __slots__ = ("edges", "header", "inputs", "slots", "start", "tree", "versions")
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.inputs: Tensors = []
+        self.slots: list[Any] = []
+        self.tree: tuple[Any, Any] = (None, None)
+        self.versions: list[int] = []
+        self.edges: dict[Any, str] = {}
+        self.start = -1
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

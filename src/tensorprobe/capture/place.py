@@ -1,0 +1,55 @@
+"""Which process this is of the training: rank, world size, device, parallel coordinates."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+
+def find_rank() -> int:
+    """The rank torch.distributed has, else the one the launcher gave, else 0."""
+    if _distributed():
+        return int(torch.distributed.get_rank())
+    return _number("RANK", 0)
+
+
+def find_world_size() -> int:
+    """How many ranks there are, told in the same order of trust."""
+    if _distributed():
+        return int(torch.distributed.get_world_size())
+    return max(_number("WORLD_SIZE", 1), find_rank() + 1)
+
+
+def coordinates() -> dict[str, int]:
+    """Where this rank stands in the mesh of its training, by dimension; empty when there is none."""
+    if not _distributed():
+        return {}
+    from torch.distributed.device_mesh import _mesh_resources
+
+    mesh = getattr(_mesh_resources, "get_current_mesh", None)
+    try:
+        current = mesh() if mesh is not None else None
+        place = None if current is None else current.get_coordinate()
+        names = () if current is None else current.mesh_dim_names or ()
+    except RuntimeError:  # torch has no current mesh outside of a `with mesh:`
+        return {}
+    return dict(zip(names, place or (), strict=False))
+
+
+def main_device(model: Any) -> str:
+    """The device a model's first parameter is on; cpu when there is none."""
+    if isinstance(model, torch.nn.Module):
+        for parameter in model.parameters():
+            return str(parameter.device)
+    return "cpu"
+
+
+def _distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else default

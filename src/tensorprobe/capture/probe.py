@@ -1,0 +1,243 @@
+"""The probe: what a user starts, steps and stops. It puts the taps in place and takes every one of them away.
+
+Errors in the settings or the folder are raised by `start`, before training begins. After that nothing of ours is raised:
+what goes wrong is counted, and told by one CaptureIncomplete warning at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tensorprobe.capture.collectives import Collectives
+from tensorprobe.capture.dispatch_tap import DispatchTap
+from tensorprobe.capture.function_tap import FunctionTap
+from tensorprobe.capture.modes import ModeStack
+from tensorprobe.capture.module_names import ModuleNames
+from tensorprobe.capture.module_tap import ModuleTap
+from tensorprobe.capture.place import coordinates, find_rank, find_world_size, main_device
+from tensorprobe.capture.recompute import RecomputeTap
+from tensorprobe.capture.select import Selection
+from tensorprobe.capture.session import Session
+from tensorprobe.capture.snapshot import Snapshots
+from tensorprobe.capture.stacks import StackBook
+from tensorprobe.capture.step_tap import StepTap
+from tensorprobe.errors import CaptureIncomplete, SettingsError
+from tensorprobe.model import Coverage
+from tensorprobe.record.run_folder import make_run, read_part, refuse_existing
+from tensorprobe.record.writer import RunWriter
+from tensorprobe.settings import CaptureSettings, capture_settings
+
+_active: Probe | None = None
+_active_lock = threading.Lock()
+
+
+class Probe:
+    """Records what a PyTorch program computes into the folder `out`.
+
+    `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
+    that is already in `out`. The other settings are listed in `tensorprobe.settings.SETTINGS_HELP`.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        model: Any = None,
+        overwrite: bool = False,
+        steps_by: str = "call",
+        **settings: Any,
+    ) -> None:
+        self.out = Path(out)
+        self.settings: CaptureSettings = capture_settings(**settings)
+        if steps_by not in ("call", "optimizer"):
+            raise SettingsError(f"steps_by is {steps_by!r}; it must be 'call' (of probe.step) or 'optimizer'.")
+        self.coverage: Coverage | None = None
+        self._names = ModuleNames()
+        self._names.add(model if model is not None else ())
+        self._model_device = main_device(model)
+        self._overwrite = overwrite
+        self._steps_by = steps_by
+        self._session: Session | None = None
+        self._step = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the probe was started and not stopped."""
+        return self._session is not None
+
+    @property
+    def step_number(self) -> int:
+        """The step that calls belong to now."""
+        return self._step
+
+    def start(self) -> Probe:
+        """Begin to record. RunExists when the folder is taken, SettingsError when another probe is running."""
+        global _active
+        if self._session is not None:
+            return self
+        rank, world_size = find_rank(), find_world_size()
+        refuse_existing(self.out, rank, overwrite=self._overwrite)
+        with _active_lock:
+            if _active is not None:
+                raise SettingsError(f"a probe into {str(_active.out)!r} is running in this process. Stop it first.")
+            _active = self
+        try:
+            self._wanted_rank = self.settings.ranks is None or rank in self.settings.ranks
+            if self._wanted_rank:
+                self._begin(rank, world_size)
+        except BaseException:
+            _active = None
+            self._session = None
+            raise
+        return self
+
+    def step(self) -> None:
+        """Say that a training step has ended."""
+        if self._session is not None:
+            self._steps.take_over()
+            self._next_step()
+
+    def stop(self) -> Coverage | None:
+        """End the run and wait until it is on disk. Everything that was installed is gone. The coverage comes back."""
+        global _active
+        session, self._session = self._session, None
+        if session is None:
+            if _active is self:
+                _active = None
+            return self.coverage
+        atexit.unregister(self.stop)
+        self._pause(session)
+        for tap in (self._modules, self._recompute, self._collectives, self._steps):
+            tap.remove()
+        _active = None
+        self.coverage = self._close(session)
+        self._warn(session)
+        return self.coverage
+
+    def __enter__(self) -> Probe:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _begin(self, rank: int, world_size: int) -> None:
+        settings = self.settings
+        self._rank = rank
+        described = msgspec.to_builtins(settings)
+        make_run(self.out, rank, world_size, torch_version=str(torch.__version__), settings=described)
+        share = None if settings.max_bytes is None else settings.max_bytes // world_size
+        writer = RunWriter(
+            self.out,
+            rank,
+            keep_data=settings.mode == "tensor",
+            max_bytes=share,
+            ring_bytes=settings.ring_bytes,
+            in_process=settings.in_process,
+        )
+        selection = Selection(
+            directions=settings.directions,
+            sides=settings.sides,
+            names=settings.names,
+            span=settings.span,
+            ops=settings.ops,
+            modules=settings.modules,
+        )
+        snapshots = Snapshots(writer, mode=settings.mode, floating_only=settings.floating_only)
+        stacks = StackBook() if settings.wants_stacks else None
+        session = self._session = Session(writer, snapshots, selection, stacks)
+        self._install(session)
+        atexit.register(self.stop)
+
+    def _install(self, session: Session) -> None:
+        level = self.settings.level
+        self._collectives = Collectives(session)
+        self._modules = ModuleTap(session, self._names, record=level in ("module", "mix"))
+        self._recompute = RecomputeTap(session)
+        self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
+        function = None if level == "module" else FunctionTap(session, self._collectives, record=level != "aten")
+        self._modes = ModeStack(function, DispatchTap(session) if level == "aten" else None)
+        self._paused = True
+        try:
+            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+                tap.install()
+            self._resume_if_wanted(session)
+        except BaseException:
+            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+                tap.remove()
+            raise
+
+    def _next_step(self) -> None:
+        session = self._session
+        if session is not None:
+            self._pause(session)
+            self._step += 1
+            self._resume_if_wanted(session)
+
+    def _resume_if_wanted(self, session: Session) -> None:
+        """In a step nobody asked for, no mode is on: it costs nothing."""
+        wanted = self.settings.steps is None or self._step in self.settings.steps
+        if wanted:
+            session.begin_step(self._step)
+            self._modes.install()
+            self._modes.follow_threads()
+            self._paused = False
+            session.recording = True
+
+    def _pause(self, session: Session) -> None:
+        if not self._paused:
+            self._collectives.end_step()
+            session.recording = False
+            self._modes.unfollow_threads()
+            self._modes.remove()
+            self._paused = True
+
+    def _close(self, session: Session) -> Coverage:
+        coverage = session.coverage()
+        session.writer.close(msgspec.to_builtins(coverage), coordinates(), self._model_device)
+        part = read_part(self.out, self._rank)
+        if part is not None and part.closed:
+            return part.coverage
+        return msgspec.structs.replace(coverage, first_error=coverage.first_error or session.writer.failure)
+
+    def _warn(self, session: Session) -> None:
+        coverage = self.coverage
+        if coverage is None:
+            return
+        problems = []
+        if coverage.failed or coverage.first_error:
+            problems.append(f"{coverage.failed:,} calls are not recorded. First: {coverage.first_error}")
+        if session.writer.failure is not None:
+            problems.append(session.writer.failure)
+        for name, close in coverage.unmatched.items():
+            near = f" Nearest: {', '.join(close)}." if close else ""
+            problems.append(f"nothing matched {name!r}.{near}")
+        if problems:
+            warnings.warn(f"{self.out}: " + "\n  ".join(problems), CaptureIncomplete, stacklevel=3)
+
+
+@contextlib.contextmanager
+def capture(
+    out: str | os.PathLike[str], *, model: Any = None, overwrite: bool = False, **settings: Any
+) -> Iterator[Probe]:
+    """Record everything inside the `with` into the folder `out`; see Probe for the settings."""
+    probe = Probe(out, model=model, overwrite=overwrite, **settings)
+    probe.start()
+    try:
+        yield probe
+    finally:
+        probe.stop()
+
+
+def active_probe() -> Probe | None:
+    """The probe that is running in this process, if one is: for a script that is captured from outside and wants to tell its steps."""
+    return _active

@@ -1,0 +1,132 @@
+"""Which calls are wanted: directions, sides, names, ranges, modules, and a report of names that matched nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensorprobe.errors import nearest
+
+_GLOB = re.compile(r"[*?\[]")
+_MOST_NAMES_KEPT = 200_000
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a call: its forward, and whether to watch its backward."""
+
+    forward: bool
+    backward: bool
+
+
+NOTHING = Wanted(False, False)
+
+
+class Selection:
+    """The choice a user made, asked for each call. Empty criteria want everything.
+
+    A range whose ends are full names (`….forward`, `….backward`) is what is executed from the first to the last, both included.
+    A range whose ends leave the direction out is those calls and all between them, forward and backward.
+    """
+
+    def __init__(
+        self,
+        *,
+        directions: Sequence[str] = ("forward", "backward"),
+        sides: Sequence[str] = ("input", "output"),
+        names: Sequence[str] = (),
+        span: tuple[str, str] | None = None,
+        ops: Sequence[str] = (),
+        modules: Sequence[str] = (),
+    ) -> None:
+        self._all = Wanted("forward" in directions, "backward" in directions)
+        self.inputs = "input" in sides
+        self.outputs = "output" in sides
+        self._names = frozenset(names)
+        self._span = span
+        self._span_by_execution = span is not None and all(_has_direction(end) for end in span)
+        self._inside = self._over = False
+        self._ops = [_matcher(pattern) for pattern in ops]
+        self._modules = [_matcher(pattern) for pattern in modules]
+        self._patterns = [*names, *(span or ()), *ops, *modules]
+        self._hit: set[str] = set()
+        self._met: dict[str, None] = {}
+
+    def begin_step(self) -> None:
+        """A range is looked for anew in each step."""
+        self._inside = self._over = False
+
+    def wants(self, op: str, name: str, backward_name: str, module: str) -> Wanted:
+        """What is wanted of the call that now begins."""
+        if not self._patterns:
+            return self._all
+        if len(self._met) < _MOST_NAMES_KEPT:
+            self._met[name] = self._met[backward_name] = None
+        if self._ops and not self._any(self._ops, op):
+            return NOTHING
+        if self._modules and not self._any(self._modules, module):
+            return NOTHING
+        forward, backward = self._all
+        if self._names:
+            forward, backward = forward and self._is_named(name), backward and self._is_named(backward_name)
+        if self._span is not None:
+            inside = self._advance(name)
+            forward = forward and inside
+            backward = backward and (inside or self._span_by_execution)
+        return Wanted(forward, backward)
+
+    def wants_backward_now(self, backward_name: str) -> bool:
+        """Whether a watched backward, which now begins, is inside the range."""
+        return not self._span_by_execution or self._advance(backward_name)
+
+    def unmatched(self) -> dict[str, list[str]]:
+        """What was asked for and never met, each with the nearest names that were."""
+        met = [*self._met, *(_stem(name) for name in self._met)]
+        return {pattern: nearest(pattern, met) for pattern in self._patterns if pattern not in self._hit}
+
+    def _is_named(self, name: str) -> bool:
+        for candidate in (name, _stem(name)):
+            if candidate in self._names:
+                self._hit.add(candidate)
+                return True
+        return False
+
+    def _advance(self, name: str) -> bool:
+        """Whether an event is inside the range; moves the range's state."""
+        first, last = self._span or ("", "")
+        candidates = (name,) if self._span_by_execution else (name, _stem(name))
+        if not self._inside and not self._over and first in candidates:
+            self._inside = True
+            self._hit.add(first)
+        if not self._inside:
+            return False
+        if last in candidates:
+            self._inside, self._over = False, True
+            self._hit.add(last)
+        return True
+
+    def _any(self, matchers: list[tuple[str, re.Pattern[str] | None]], text: str) -> bool:
+        for pattern, compiled in matchers:
+            if (pattern in text) if compiled is None else compiled.match(text):
+                self._hit.add(pattern)
+                return True
+        return False
+
+
+def _has_direction(name: str) -> bool:
+    return not {"forward", "backward"}.isdisjoint(name.split(".")[-2:])
+
+
+def _stem(name: str) -> str:
+    """A name without its direction: `Functional.conv2d.0`, `Module.conv.Conv2d.0`."""
+    head, _, last = name.rpartition(".")
+    if last in ("forward", "backward"):
+        return head
+    op, _, direction = head.rpartition(".")
+    return f"{op}.{last}" if direction in ("forward", "backward") else name
+
+
+def _matcher(pattern: str) -> tuple[str, re.Pattern[str] | None]:
+    """A pattern with `*`, `?` or `[` is a glob for the whole name; any other is looked for anywhere in it."""
+    return pattern, re.compile(fnmatch.translate(pattern)) if _GLOB.search(pattern) else None

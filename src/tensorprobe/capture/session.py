@@ -1,0 +1,335 @@
+"""What the taps of one probe share while it records: the step, the numbers of calls, where each thread is, and the counts.
+
+Every tap hands its calls to `emit`. Code of the tool that fails is counted here and never reaches the training.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tensorprobe.capture import private
+from tensorprobe.capture.backward import Edges, Watch, find_boundary, find_roots, install
+from tensorprobe.capture.flatten import Tensors
+from tensorprobe.capture.select import Selection, Wanted
+from tensorprobe.capture.snapshot import Snapshots
+from tensorprobe.capture.stacks import StackBook
+from tensorprobe.model import Coverage
+from tensorprobe.record.messages import NO_TOKEN
+from tensorprobe.record.writer import RunWriter
+
+NODE_KEY = "tensorprobe"
+
+
+class Header(NamedTuple):
+    """All that is known of a call but its tensors."""
+
+    level: str
+    module: str
+    parent: str | None
+    origin: str | None
+    stack: int | None
+    thread: int
+    repeat: int
+    step: int
+    name: str
+    backward_name: str
+    wanted: Wanted
+
+
+class Origin(NamedTuple):
+    """Written on an autograd node: the call whose backward it is."""
+
+    call: str
+    module: str
+    stack: int | None
+
+
+class Recompute(NamedTuple):
+    """A forward that is being run again: it takes its numbers from what they were the first time."""
+
+    numbers: dict[str, int]
+    keeps_graph: bool
+
+
+class ThreadState(threading.local):
+    """Where one thread is."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.modules: list[str] = []
+        self.calls: list[str] = []
+        self.recompute: Recompute | None = None
+        self.ordinal: int | None = None
+
+
+_live: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session:
+    """One probe at work. `recording` is false between the wanted steps, after the end, and in a forked child."""
+
+    def __init__(self, writer: RunWriter, snapshots: Snapshots, selection: Selection, stacks: StackBook | None) -> None:
+        self.writer = writer
+        self.snapshots = snapshots
+        self.selection = selection
+        self.recording = False
+        self.step = 0
+        self.state = ThreadState()
+        self.blind_spots: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.seen = self.recorded = self.failed = 0
+        self.first_error: str | None = None
+        self._stacks = stacks
+        self._numbers: dict[str, int] = {}
+        self._repeats: dict[str, int] = {}
+        self._threads = 0
+        self._open_watches: dict[int, list[Watch]] = {}
+        self._lock = threading.Lock()
+        _live.add(self)
+
+    @property
+    def filtered(self) -> int:
+        """Calls seen and not wanted."""
+        return self.seen - self.recorded - self.failed
+
+    def coverage(self) -> Coverage:
+        """The counts as they are now."""
+        return Coverage(
+            seen=self.seen,
+            recorded=self.recorded,
+            filtered=self.filtered,
+            failed=self.failed,
+            slots=self.snapshots.slots,
+            slots_skipped=dict(self.snapshots.skipped),
+            bytes_seen=self.snapshots.bytes_seen,
+            blind_spots=dict(self.blind_spots),
+            unmatched=self.selection.unmatched(),
+            notes=[f"{note} ({count} times)" for note, count in self.notes.items()],
+            first_error=self.first_error,
+        )
+
+    def begin_step(self, step: int) -> None:
+        """Numbers start again from 0."""
+        self.step = step
+        with self._lock:
+            self._numbers = {}
+            self._repeats = {}
+        self.selection.begin_step()
+        if self._stacks is not None:
+            self._stacks.clear()
+        self.writer.step(step)
+
+    def number(self, op: str) -> int:
+        """The next number of an op."""
+        recompute = self.state.recompute
+        numbers = self._numbers if recompute is None else recompute.numbers
+        with self._lock:
+            number = numbers.get(op, 0)
+            numbers[op] = number + 1
+        return number
+
+    def numbers_now(self) -> dict[str, int]:
+        """What the next numbers are, for a forward that may be run again."""
+        recompute = self.state.recompute
+        with self._lock:
+            return dict(self._numbers if recompute is None else recompute.numbers)
+
+    def header(self, op: str, level: str, *, module: str | None = None) -> Header | None:
+        """Count a forward call of a module or an API; its header, or None when it is not wanted."""
+        number = self.number(op)
+        if level == "module":
+            name, back = f"{op}.forward.{number}", f"{op}.backward.{number}"
+        else:
+            name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
+        self.seen += 1
+        path = module if module is not None else self.module_path()
+        wanted = self.selection.wants(op, name, back, path)
+        if not (wanted.forward or wanted.backward):
+            return None
+        return self._header(level, name, back, path, wanted)
+
+    def aten_header(self, op: str, *, backward: bool, origin: Origin | None) -> Header | None:
+        """Count an ATen call, which has a direction of its own; `origin` is what it is the backward of."""
+        direction = "backward" if backward else "forward"
+        name = f"{op}.{self.number(f'{op}:{direction}')}.{direction}"
+        self.seen += 1
+        path = self.module_path() if origin is None else origin.module
+        wanted = self.selection.wants(op, name, name, path)
+        if not (wanted.backward if backward else wanted.forward):
+            return None
+        return self._header("aten", name, name, path, wanted, origin)
+
+    def attribution(self, op: str) -> Header:
+        """The header of an API call that is not recorded itself: what happens in it belongs to it."""
+        number = self.number(op)
+        return self._header(
+            "api", f"{op}.{number}.forward", f"{op}.{number}.backward", self.module_path(), Wanted(False, True)
+        )
+
+    def module_path(self) -> str:
+        """The path of the innermost module this thread is in."""
+        modules = self.state.modules
+        return modules[-1] if modules else ""
+
+    def _header(
+        self, level: str, name: str, back: str, path: str, wanted: Wanted, origin: Origin | None = None
+    ) -> Header:
+        state = self.state
+        if state.ordinal is None:
+            self._enter_thread(state)
+        repeat = 0 if state.recompute is None else self._repeat(name)
+        if origin is not None:
+            stack = origin.stack
+        else:
+            stack = None if self._stacks is None else self._stacks.current(self.writer)
+        parent = state.calls[-1] if state.calls else None
+        ordinal = state.ordinal or 0
+        call = None if origin is None else origin.call
+        return Header(level, path, parent, call, stack, ordinal, repeat, self.step, name, back, wanted)
+
+    def emit(
+        self, header: Header, slots: list[Any], *, args: Any = None, kwargs: Any = None, raised: str | None = None
+    ) -> None:
+        """Hand over a forward call that has ended."""
+        self.recorded += 1
+        self.writer.call(
+            (
+                "call",
+                header.name,
+                header.level,
+                header.module,
+                header.parent,
+                header.origin,
+                header.stack,
+                header.thread,
+                header.repeat,
+                raised,
+                args,
+                kwargs,
+                slots,
+            )
+        )
+
+    def emit_backward(self, header: Header, slots: list[Any]) -> None:
+        """Hand over what a watch has seen."""
+        self.seen += 1
+        name = header.backward_name
+        repeat = self._repeat(name) - 1
+        self.recorded += 1
+        parent = None if header.parent is None else _backward_of(header.parent)
+        self.writer.call(
+            (
+                "call",
+                name,
+                header.level,
+                header.module,
+                parent,
+                None,
+                header.stack,
+                header.thread,
+                repeat,
+                None,
+                None,
+                None,
+                slots,
+            )
+        )
+
+    def watch_backward(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
+        """Follow the gradients of a call, if it made nodes and its backward is wanted."""
+        recompute = self.state.recompute
+        if not header.wanted.backward or (recompute is not None and not recompute.keeps_graph):
+            return
+        roots = find_roots(outputs, start)
+        if roots:
+            _, boundary = find_boundary(roots, edges, start)
+            install(Watch(header, self.snapshots.take, self.emit_backward), roots, boundary, self._in_hook)
+
+    def mark_nodes(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
+        """Write on each node of a call whose it is, for ATen calls made in its backward."""
+        roots = find_roots(outputs, start)
+        if roots:
+            for node in find_boundary(roots, edges, start)[0]:
+                node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack)
+
+    def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
+        """Tool code inside the autograd engine."""
+        state = self.state
+        if not self.recording or state.busy:
+            return
+        if watch.call.step != self.step:
+            self.notes["backward of a call of an earlier step, not recorded"] += 1
+            return
+        if not self.selection.wants_backward_now(watch.call.backward_name):
+            return
+        state.busy = True
+        try:
+            with private.no_overrides():
+                task = private.graph_task()
+                if take(task):
+                    self._expect_end(task, watch)
+        except Exception as error:
+            self.tool_failed(watch.call.backward_name, error)
+        finally:
+            state.busy = False
+
+    def _expect_end(self, task: int, watch: Watch) -> None:
+        """When the engine is done, watches that not every edge was asked for hand over what they have."""
+        watches = self._open_watches.get(task)
+        if watches is None:
+            watches = self._open_watches[task] = []
+            private.at_end_of_backward(lambda: self._end_of_backward(task))
+        watches.append(watch)
+
+    def _end_of_backward(self, task: int) -> None:
+        watches = self._open_watches.pop(task, ())
+        busy, self.state.busy = self.state.busy, True
+        try:
+            with private.no_overrides():
+                for watch in watches if self.recording else ():
+                    watch.finish(task)
+        except Exception as error:
+            self.tool_failed("end of backward", error)
+        finally:
+            self.state.busy = busy
+
+    def tool_failed(self, where: str, error: BaseException) -> None:
+        """Count a failure of the tool and remember the first."""
+        self.failed += 1
+        if self.first_error is None:
+            self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"
+
+    def forget(self, slots: list[Any]) -> None:
+        """A call will not be recorded after all; its tensors were sent already."""
+        tokens = [slot[6] for slot in slots if slot[6] != NO_TOKEN]
+        if tokens:
+            self.writer.drop(tokens)
+
+    def _repeat(self, name: str) -> int:
+        with self._lock:
+            repeat = self._repeats[name] = self._repeats.get(name, 0) + 1
+        return repeat
+
+    def _enter_thread(self, state: ThreadState) -> None:
+        with self._lock:
+            state.ordinal = self._threads
+            self._threads += 1
+
+
+def _backward_of(name: str) -> str:
+    parts = name.rsplit(".", 2)
+    return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
+
+
+def _stop_in_child() -> None:
+    """A forked child (a DataLoader worker) inherits the taps but not the recorder: it records nothing."""
+    for session in list(_live):
+        session.recording = False
+
+
+os.register_at_fork(after_in_child=_stop_in_child)

@@ -1,0 +1,185 @@
+"""A tensor as it is at this moment, handed to the record: its bytes copied, or the reason why not.
+
+Nothing here keeps a tensor, changes one, or runs code of a tensor subclass. The tools are torch's own, with overrides,
+gradients and dispatch modes off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tensorprobe.capture import private
+from tensorprobe.capture.flatten import Tensors
+from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.record.elements import is_dense
+from tensorprobe.record.messages import NO_TOKEN
+from tensorprobe.record.writer import RunWriter
+
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
+    getattr(torch, name): (name, dtype.code, dtype.itemsize, dtype.kind in ("float", "complex"))
+    for name, dtype in DTYPES.items()
+    if hasattr(torch, name)
+}
+
+SlotFields = list[Any]
+"""The fields of a `SlotEvent`, in order: a list is encoded as fast as a struct and is cheaper to make."""
+TOKEN = 6
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Torch calls inside are seen by nobody and leave no trace in any graph."""
+    with private.no_overrides(), torch.no_grad():
+        if private.dispatch_modes():
+            with _disable_current_modes():
+                yield
+        else:
+            yield
+
+
+class Snapshots:
+    """Takes tensors for one probe. `mode` and `floating_only` decide how much of each; what is left out is counted."""
+
+    def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
+        self._put = writer.put
+        self._structure = mode == "structure"
+        self._floating_only = floating_only
+        self._devices: dict[torch.device, str] = {}
+        self.slots = 0
+        self.bytes_seen = 0
+        self.skipped: Counter[str] = Counter()
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotFields]:
+        """The slots of tensors, ready to be sent. Those whose names begin with one of `but` go without values, for the reason given.
+
+        Call it with overrides off. It never fails: what cannot be read is skipped. This is the hottest loop of capture.
+        """
+        slots: list[SlotFields] = []
+        copies: list[tuple[int, int, int]] = []
+        kept: list[torch.Tensor] = []
+        places: list[int] = []
+        everything = not (self._structure or self._floating_only or but)
+        for name, tensor in tensors:
+            kind = type(tensor)
+            try:
+                known = _DTYPES.get(tensor.dtype) if everything and (kind is _Tensor or kind is _Parameter) else None
+                if known is not None and tensor.is_cpu:
+                    dtype, code, itemsize, _ = known
+                    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+                        address = tensor.const_data_ptr()
+                        nbytes = tensor.numel() * itemsize
+                        if address or not nbytes:
+                            self.bytes_seen += nbytes
+                            places.append(len(slots))
+                            copies.append((address, nbytes, code))
+                            slots.append([name, dtype, tensor.shape, "cpu", None, tensor.requires_grad, NO_TOKEN, None])
+                            continue
+                slot, copy = self._take_other(name, tensor, but, reason)
+                if copy is not None:
+                    places.append(len(slots))
+                    copies.append((copy.const_data_ptr(), copy.nbytes, _DTYPES[copy.dtype][1]))
+                    kept.append(copy)
+                slots.append(slot)
+            except (
+                Exception
+            ) as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
+                why = (
+                    _why_not(tensor)
+                    if tensor.layout is not torch.strided
+                    else f"cannot be read ({type(error).__name__})"
+                )
+                slots.append(self._skip(name, tensor, why))
+        self.slots += len(slots)
+        if copies:
+            token = self._put(copies)
+            for place in places:
+                slots[place][TOKEN] = token
+                token += 1
+        return slots
+
+    def _take_other(
+        self, name: str, tensor: torch.Tensor, but: tuple[str, ...], reason: str
+    ) -> tuple[SlotFields, torch.Tensor | None]:
+        """The slot of any tensor, and a plain one on the host in one block whose bytes are to be copied, if any are."""
+        if but and name.startswith(but):
+            return self._skip(name, tensor, reason), None
+        if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
+            found = _plain(tensor)
+            if isinstance(found, str):
+                return self._skip(name, tensor, found), None
+            tensor = found
+        known = _DTYPES.get(tensor.dtype)
+        if known is None or tensor.layout is not torch.strided:
+            return self._skip(name, tensor, _why_not(tensor)), None
+        if tensor.is_meta:
+            return self._skip(name, tensor, "meta tensor, has no values"), None
+        dtype, _, _, floating = known
+        stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+        grad, device = tensor.requires_grad, self._device(tensor.device)
+        slot = [name, dtype, tuple(tensor.shape), device, stride, grad, NO_TOKEN, None]
+        if self._structure or (self._floating_only and not floating):
+            return slot, None
+        self.bytes_seen += tensor.nbytes
+        return slot, _one_block(tensor, stride)
+
+    def _device(self, device: torch.device) -> str:
+        name = self._devices.get(device)
+        if name is None:
+            name = self._devices[device] = str(device)
+        return name
+
+    def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotFields:
+        self.skipped[reason] += 1
+        shape: tuple[int, ...] = ()
+        with contextlib.suppress(Exception):  # a nested or symbolic tensor has no shape of plain numbers: () then
+            shape = tuple(int(size) for size in tensor.shape)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return [name, dtype, shape, str(tensor.device), None, bool(tensor.requires_grad), NO_TOKEN, reason]
+
+
+def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
+    """The values on the host, in one block of memory: as the block the strides permute, else in row-major order."""
+    dense = stride is None or is_dense(tensor.shape, stride)
+    if dense and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj() and tensor.const_data_ptr():
+        return tensor
+    with quiet():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if not dense or stride is None:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | str:
+    """The plain tensor inside a subclass, or why there is none. A statistic of a DTensor would be a collective: take the local part."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, _Tensor):
+        wait = getattr(local, "trigger_wait", None)
+        return local.trigger_wait() if callable(wait) else local
+    kind = type(tensor).__name__
+    if kind == "AsyncCollectiveTensor":
+        return "collective still under way"
+    if kind in ("FakeTensor", "FunctionalTensor") or torch._is_functional_tensor(tensor):
+        return f"{kind}, has no values"
+    if getattr(tensor, "is_nested", False):
+        return "nested tensor"
+    if hasattr(type(tensor), "__tensor_flatten__") or type(tensor).__torch_dispatch__ is not _Tensor.__torch_dispatch__:
+        return f"tensor subclass {kind}"
+    with quiet():
+        return tensor.as_subclass(_Tensor)
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "nested tensor"
+    if tensor.is_quantized:
+        return "quantized tensor"
+    if tensor.layout is not torch.strided:
+        return f"{str(tensor.layout).removeprefix('torch.').replace('_', ' ')} tensor"
+    return f"dtype {str(tensor.dtype).removeprefix('torch.')}"

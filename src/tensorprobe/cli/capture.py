@@ -1,0 +1,113 @@
+"""`tensorprobe capture`: record a script that knows nothing of us."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tensorprobe.errors import CommandFailed
+from tensorprobe.settings import SETTINGS_HELP
+
+_HOOK = "tensorprobe.capture.autostart:begin"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command(name="capture")(capture)
+
+
+def capture(
+    command: list[str] = typer.Argument(help="After --: the command to run, as in: -- python train.py --epochs 1"),
+    out: Path = typer.Option(..., "-o", "--out", help="The folder for the run; it must not hold one yet."),
+    level: str = typer.Option("api", help=SETTINGS_HELP["level"]),
+    mode: str = typer.Option("tensor", help=SETTINGS_HELP["mode"]),
+    steps: str | None = typer.Option(None, help=SETTINGS_HELP["steps"]),
+    ranks: str | None = typer.Option(None, help=SETTINGS_HELP["ranks"]),
+    direction: list[str] = typer.Option([], "--direction", help=SETTINGS_HELP["directions"]),
+    side: list[str] = typer.Option([], "--side", help=SETTINGS_HELP["sides"]),
+    name: list[str] = typer.Option([], "--name", help=SETTINGS_HELP["names"]),
+    span: tuple[str, str] = typer.Option(("", ""), "--span", help=SETTINGS_HELP["span"]),
+    op: list[str] = typer.Option([], "--op", help=SETTINGS_HELP["ops"]),
+    module: list[str] = typer.Option([], "--module", help=SETTINGS_HELP["modules"]),
+    floating_only: bool = typer.Option(False, "--floating-only", help=SETTINGS_HELP["floating_only"]),
+    max_bytes: str | None = typer.Option(None, help=SETTINGS_HELP["max_bytes"]),
+    stacks: bool | None = typer.Option(None, "--stacks/--no-stacks", help=SETTINGS_HELP["stacks"]),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already there."),
+) -> None:
+    """Run a command and record what its PyTorch computes, call by call. The script is not edited.
+
+    A step ends with optimizer.step(). Recording begins when the first module is called.
+    """
+    from tensorprobe.inject import environment
+    from tensorprobe.record.run_folder import refuse_existing
+    from tensorprobe.settings import capture_settings
+
+    given: dict[str, Any] = {
+        "level": level,
+        "mode": mode,
+        "steps": steps,
+        "ranks": ranks,
+        "directions": direction or None,
+        "sides": side or None,
+        "names": name,
+        "span": span if any(span) else None,
+        "ops": op,
+        "modules": module,
+        "floating_only": floating_only,
+        "max_bytes": max_bytes,
+        "stacks": stacks,
+    }
+    settings = {key: value for key, value in given.items() if value is not None}
+    capture_settings(**settings)
+    refuse_existing(out, 0, overwrite=overwrite)
+    payload = json.dumps({"out": str(out.absolute()), "overwrite": overwrite, "settings": settings})
+    code = _run(command, environment({_HOOK: payload}, os.environ))
+    _report(out, command, code)
+    raise typer.Exit(code)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """The exit code of the command; that of a shell when a signal ended it."""
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise CommandFailed(f"cannot start {command[0]!r}: {error.strerror}.") from None
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            continue  # the command got it too; it decides when to end
+
+
+def _report(out: Path, command: list[str], code: int) -> None:
+    """What was recorded, to stderr: stdout belongs to the script."""
+    from tensorprobe.record.reader import open_run
+    from tensorprobe.report.inspect import _coverage as render_coverage
+
+    if not (out / "manifest.json").exists():
+        raise CommandFailed(
+            f"{command[0]!r} ended with exit code {code}, but recorded nothing into {str(out)!r}.\n"
+            "  No Python process it started called a torch module. An isolated Python (-I, -E, -S) cannot be watched;\n"
+            "  in such a script use: with tensorprobe.capture(...)."
+        )
+    run = open_run(out)
+    for rank in run.ranks:
+        part = run.parts[rank]
+        typer.echo("\n".join(render_coverage(part.coverage, closed=part.closed)), err=True)
+    if code:
+        typer.echo(f"The command ended with exit code {code}.", err=True)
+    typer.echo(f"Look at it:   tensorprobe inspect {_quoted(out)}", err=True)
+    sys.stderr.flush()
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))

@@ -1,0 +1,60 @@
+"""The program `tensorprobe`: gathers the commands and turns errors into messages and exit codes.
+
+Exit 0: done, or the runs agree. 1: diverged, or a check failed. 2: bad input. 3: our own bug.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from importlib.util import find_spec
+
+import typer
+
+from tensorprobe.errors import TensorprobeError
+from tensorprobe.version import VERSION
+
+_COMMANDS = ("capture", "inspect", "export", "sim", "doctor")
+
+app = typer.Typer(
+    name="tensorprobe",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Find the first op where two PyTorch runs part ways, and say why.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tensorprobe {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+for _name in _COMMANDS:
+    if find_spec(f"tensorprobe.cli.{_name}") is not None:
+        import_module(f"tensorprobe.cli.{_name}").register(app)
+
+
+def main() -> None:
+    """Run the program and exit."""
+    try:
+        app()
+    except TensorprobeError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone, as `head` does: that is no error
+        sys.exit(0)
+    except Exception:
+        traceback.print_exc()
+        typer.echo("This is a bug of tensorprobe, not of your run. Please report it with the lines above.", err=True)
+        sys.exit(3)

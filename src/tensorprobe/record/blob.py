@@ -1,0 +1,121 @@
+"""`tensors.bin`: the values of one step and rank, mapped into memory when the first of them is asked for.
+
+In: slots, which are trusted in nothing. Out: a memoryview of exactly the slot's bytes, or TensorDamaged before a byte
+is touched.
+The mapping is private: who writes into a tensor read from it changes neither the file nor another reader's run
+(but does change what a later read of the same `Run` gives: equal tensors share their bytes. Clone before writing).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from tensorprobe.errors import TensorDamaged
+from tensorprobe.model import Slot
+from tensorprobe.record.elements import demand_shape
+from tensorprobe.record.files import open_file
+
+ALIGNMENT = 64
+MAX_MAPPED = 32
+"""Mappings kept at once by one run. Each costs a file descriptor until its last tensor is gone."""
+
+# Linux refuses a private mapping larger than memory plus swap, unless it is told to reserve nothing.
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+
+
+class ByteSource(Protocol):
+    """Where the values of a step and rank come from. Each layout of a run on disk has its own."""
+
+    def read(self, slot: Slot) -> memoryview:
+        """Exactly the bytes of `slot`. TensorDamaged with the bare fact; the caller says which slot it was."""
+        ...
+
+
+class MappingPool:
+    """The mappings of one run, least recently used dropped first, so that a run of any length holds few files open."""
+
+    def __init__(self, limit: int = MAX_MAPPED) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[object, mmap.mmap] = OrderedDict()
+
+    def get(self, key: object, make: Callable[[], mmap.mmap]) -> mmap.mmap:
+        """The mapping of `key`, made now if it is not held."""
+        mapping = self._kept.get(key)
+        if mapping is None:
+            mapping = self._kept[key] = make()
+            if len(self._kept) > self._limit:
+                # Not closed: tensors may still look into it. It goes with the last of them.
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return mapping
+
+    def drop(self, key: object) -> None:
+        """Forget the mapping of `key`; tensors that look into it keep it alive."""
+        self._kept.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class Blob:
+    """The `tensors.bin` of one step and rank."""
+
+    def __init__(self, root: Path, folder: tuple[str, ...], pool: MappingPool) -> None:
+        self._root = root
+        self._parts = (*folder, "tensors.bin")
+        self._pool = pool
+
+    def read(self, slot: Slot) -> memoryview:
+        """The bytes of `slot`, after every check that the format demands."""
+        demanded = demand_shape(slot)
+        offset = slot.offset
+        if offset is None:
+            raise TensorDamaged("it has no offset")
+        if slot.nbytes != demanded:
+            shape = list(slot.shape)
+            raise TensorDamaged(f"it declares {slot.nbytes:,} bytes; {slot.dtype} {shape} has {demanded:,}")
+        if offset < 0 or offset % ALIGNMENT:
+            raise TensorDamaged(f"its offset {offset:,} is not a multiple of {ALIGNMENT}")
+        if not demanded:
+            return memoryview(bytearray())
+        mapping = self._mapping(offset + demanded)
+        return memoryview(mapping)[offset : offset + demanded]
+
+    def _mapping(self, end: int) -> mmap.mmap:
+        """A mapping that reaches `end`; made anew when the file has grown since (a run that is still being written)."""
+        mapping = self._pool.get(self._parts, self._map)
+        if end > len(mapping) and mapping.size() > len(mapping):
+            self._pool.drop(self._parts)
+            mapping = self._pool.get(self._parts, self._map)
+        # Asked of the file each time: touching a page that was cut off since would kill the process.
+        if end > min(len(mapping), size := mapping.size()):
+            raise TensorDamaged(
+                f"it ends at byte {end:,}, the file holds {size:,}. The disk may have filled during capture"
+            )
+        return mapping
+
+    def _map(self) -> mmap.mmap:
+        path = self._root.joinpath(*self._parts)
+        try:
+            descriptor = open_file(self._root, *self._parts)
+        except FileNotFoundError:
+            raise TensorDamaged(f"the file '{path}' is missing") from None
+        try:
+            size = os.fstat(descriptor).st_size
+            if not size:
+                raise TensorDamaged(f"the file '{path}' is empty. The disk may have filled during capture")
+            if _NORESERVE:
+                flags = mmap.MAP_PRIVATE | _NORESERVE
+                return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError, OverflowError) as error:
+            raise TensorDamaged(f"the file '{path}' ({size:,} bytes) cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,156 @@
+"""Checking a whole run: every rule of docs/format.md, without stopping at the first that is broken.
+
+In: an open run. Out: a `Verification` that counts what was checked and lists what is wrong. With `data=True` every
+stored byte is read and its digest computed anew, which finds flipped bits. Nothing is repaired, nothing is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.model import Call, Slot
+from tensorprobe.record.lines import Damage
+from tensorprobe.record.native import NativeSegment
+from tensorprobe.record.run import Run, Segment
+
+MAX_PROBLEMS = 1000
+_DIGEST = re.compile("[0-9a-f]{32}")
+_SIDES = ("input", "output", "parameters")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule: where (a file, a call or a slot) and what."""
+
+    where: str
+    fact: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.fact}"
+
+
+@dataclass
+class Verification:
+    """What was checked, and what is wrong. `cut` is true when there were more problems than are kept."""
+
+    calls: int = 0
+    slots: int = 0
+    bytes_hashed: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    cut: bool = False
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def add(self, problem: Problem) -> None:
+        """Keep the problem, up to a bound: a hostile run must not fill the memory with complaints."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self.cut = True
+
+
+def verify_run(run: Run, *, data: bool = False) -> Verification:
+    """Check every call and slot of the run; with `data=True` every byte of its tensors too."""
+    result = Verification()
+    recorded: Counter[int] = Counter()
+    for step, rank in run.segments():
+        before = result.calls
+        for problem in _SegmentCheck(run.segment(step, rank), step, rank, result, data).problems():
+            result.add(problem)
+        recorded[rank] += result.calls - before
+    for problem in _check_parts(run, recorded):
+        result.add(problem)
+    return result
+
+
+def _check_parts(run: Run, recorded: Counter[int]) -> Iterator[Problem]:
+    held = set(run.segments())
+    for rank, part in run.parts.items():
+        if not part.closed:
+            continue
+        where = f"rank{rank}.json"
+        for step in part.steps:
+            if (step, rank) not in held:
+                yield Problem(where, f"lists step {step}, which has no folder step{step}/rank{rank}")
+        if part.coverage.recorded != recorded[rank]:
+            yield Problem(where, f"counts {part.coverage.recorded:,} calls; {recorded[rank]:,} can be read")
+
+
+class _SegmentCheck:
+    """The checks of one rank in one step."""
+
+    def __init__(self, segment: Segment, step: int, rank: int, result: Verification, data: bool) -> None:
+        self._segment = segment
+        self._place = f"step{step}/rank{rank}"
+        self._result = result
+        self._data = data
+        self._names: set[tuple[str, int]] = set()
+        self._owners: dict[tuple[int, int], tuple[str, str | None]] = {}
+
+    def problems(self) -> Iterator[Problem]:
+        try:
+            for item in self._segment.calls():
+                if isinstance(item, Damage):
+                    yield Problem(f"{item.file}, line {item.line:,}", item.reason)
+                else:
+                    yield from self._check_call(item[1], f"{self._place}, line {item[0] + 1:,}")
+        except RunDamaged as error:
+            yield Problem(self._place, str(error))
+        if isinstance(self._segment, NativeSegment):
+            yield from self._check_overlap()
+
+    def _check_call(self, call: Call, where: str) -> Iterator[Problem]:
+        self._result.calls += 1
+        where = f"{where} ({call.name})"
+        if (call.name, call.repeat) in self._names:
+            yield Problem(where, f"recorded twice with repeat {call.repeat}")
+        self._names.add((call.name, call.repeat))
+        if call.stack is not None and self._segment.stack(call.stack) is None:
+            yield Problem(where, f"its stack {call.stack} is not in stacks.jsonl")
+        for slot in call.slots:
+            self._result.slots += 1
+            yield from self._check_slot(slot, f"{where}, {slot.name}")
+
+    def _check_slot(self, slot: Slot, where: str) -> Iterator[Problem]:
+        if slot.side not in _SIDES:
+            yield Problem(where, "is neither an input nor an output nor a parameter")
+        if slot.digest is not None and _DIGEST.fullmatch(slot.digest) is None:
+            yield Problem(where, f"its digest {slot.digest[:40]!r} is not 32 hexadecimal digits")
+        if slot.offset is None:
+            return
+        try:
+            content = self._segment.source.read(slot)
+        except TensorDamaged as fact:
+            yield Problem(where, str(fact))
+            return
+        place = (slot.offset, slot.nbytes)
+        owner, digest = self._owners.get(place, (where, None))
+        if place not in self._owners or digest is None:
+            self._owners[place] = (owner, slot.digest)
+            if self._data and slot.digest is not None:
+                yield from self._check_content(content, slot.digest, where)
+        elif slot.digest not in (None, digest):
+            yield Problem(where, f"shares its bytes with {owner}, which has another digest")
+
+    def _check_content(self, content: memoryview, digest: str, where: str) -> Iterator[Problem]:
+        import xxhash
+
+        self._result.bytes_hashed += content.nbytes
+        found = xxhash.xxh3_128_hexdigest(content)
+        if found != digest:
+            yield Problem(where, f"its bytes changed since they were written: digest {found}, recorded as {digest}")
+
+    def _check_overlap(self) -> Iterator[Problem]:
+        """Two ranges that overlap without being the same one: one of them was overwritten, or the index is forged."""
+        end, last = 0, ""
+        for (offset, nbytes), (owner, _) in sorted(self._owners.items()):
+            if nbytes and offset < end:
+                yield Problem(owner, f"its bytes {offset:,}-{offset + nbytes:,} overlap those of {last}")
+            if offset + nbytes > end:
+                end, last = offset + nbytes, owner

@@ -1,0 +1,85 @@
+"""A recorder that outlives its trainer: when to wait for it before a run is read.
+
+The recorder holds an exclusive lock on the `calls.jsonl` it is writing. When the trainer is dead and that lock is
+still held, the recorder is emptying its buffers, and a moment of patience gives the whole record. In every other case
+nobody waits: a living trainer may go on for days, and a process on another machine cannot be asked.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from tensorprobe.errors import RunDamaged
+from tensorprobe.model import RankPart
+from tensorprobe.record.files import open_file
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock, and there os.kill(pid, 0) would end the process instead of asking for it.
+    fcntl = None  # type: ignore[assignment]
+
+PATIENCE_S = 10.0
+_PAUSE_S = 0.02
+_LARGEST_PID = 2**31 - 1
+
+
+def wait_for_recorder(
+    root: Path,
+    parts: Mapping[int, RankPart],
+    folders: Iterable[tuple[int, int]],
+    *,
+    patience_s: float = PATIENCE_S,
+) -> bool:
+    """Wait while recorders of dead trainers hold their locks, `patience_s` at most; whether any waiting was done."""
+    newest: dict[int, int] = {}
+    for step, rank in folders:
+        newest[rank] = max(step, newest.get(rank, 0))
+    draining = [
+        (step, rank)
+        for rank, step in newest.items()
+        if rank in parts and _trainer(parts[rank]) == "dead" and _is_locked(root, step, rank)
+    ]
+    deadline = time.monotonic() + patience_s
+    for step, rank in draining:
+        while _is_locked(root, step, rank) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+    return bool(draining)
+
+
+def trainer_is_alive(part: RankPart) -> bool:
+    """Whether the part is open and its process is at work on this machine; False too when that cannot be known."""
+    return _trainer(part) == "alive"
+
+
+def _trainer(part: RankPart) -> Literal["alive", "dead", "unknown"]:
+    """What became of the process that left the part open."""
+    if part.closed or fcntl is None or part.host != socket.gethostname() or not 0 < part.pid <= _LARGEST_PID:
+        return "unknown"
+    try:
+        os.kill(part.pid, 0)
+    except ProcessLookupError:
+        return "dead"
+    except PermissionError:
+        return "alive"  # It is another user's, and there.
+    return "alive"
+
+
+def _is_locked(root: Path, step: int, rank: int) -> bool:
+    try:
+        descriptor = open_file(root, f"step{step}", f"rank{rank}", "calls.jsonl")
+    except (FileNotFoundError, RunDamaged):
+        return False  # What is wrong with the file is told when it is read.
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # A file system without locks.
+    finally:
+        os.close(descriptor)
+    return False

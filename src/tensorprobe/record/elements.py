@@ -1,0 +1,110 @@
+"""From the stored bytes of one slot to a torch tensor or a numpy array.
+
+In: a checked buffer and the slot that describes it. Out: a view of that buffer, never a copy, except where numpy has
+no such dtype. torch and numpy are imported inside the functions: whoever only lists a run does not pay for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensorprobe.errors import TensorDamaged
+from tensorprobe.model import DTYPES, Slot
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+MAX_DIMENSIONS = 64
+_LARGEST = 2**63 - 1
+
+_NUMPY_NAMES = {
+    "float32": "<f4",
+    "float64": "<f8",
+    "float16": "<f2",
+    "int8": "i1",
+    "uint8": "u1",
+    "int16": "<i2",
+    "uint16": "<u2",
+    "int32": "<i4",
+    "uint32": "<u4",
+    "int64": "<i8",
+    "uint64": "<u8",
+    "bool": "?",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether these strides permute a block without holes or overlap, so that the block itself can be stored."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def demand_shape(slot: Slot) -> int:
+    """The number of bytes that the slot's dtype and shape demand; TensorDamaged when they describe no tensor."""
+    dtype = DTYPES.get(slot.dtype)
+    if dtype is None:
+        raise TensorDamaged(f"its dtype {slot.dtype!r} is not one a record holds")
+    if len(slot.shape) > MAX_DIMENSIONS:
+        raise TensorDamaged(f"it declares {len(slot.shape):,} dimensions, more than {MAX_DIMENSIONS}")
+    if slot.shape and not 0 <= min(slot.shape) <= max(slot.shape) <= _LARGEST:
+        raise TensorDamaged(f"its shape {list(slot.shape)} is impossible")
+    if slot.stride is not None:
+        if len(slot.stride) != len(slot.shape):
+            raise TensorDamaged(f"it has {len(slot.stride)} strides for {len(slot.shape)} dimensions")
+        if slot.stride and not 0 <= min(slot.stride) <= max(slot.stride) <= _LARGEST:
+            raise TensorDamaged(f"its stride {list(slot.stride)} is impossible")
+    demanded = math.prod(slot.shape) * dtype.itemsize
+    if demanded > _LARGEST:
+        raise TensorDamaged(f"its shape {list(slot.shape)} is impossible")
+    return demanded
+
+
+def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
+    """The tensor, on the CPU, on the memory of `buffer`, with the stride it had when its bytes are a dense block."""
+    import torch
+
+    dtype = getattr(torch, slot.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TensorDamaged(f"its dtype {slot.dtype} is unknown to torch {torch.__version__}; a newer torch reads it")
+    if not slot.count:
+        # torch.empty would warn that complex32 is experimental; a view on foreign memory does not.
+        return torch.frombuffer(bytearray(DTYPES[slot.dtype].itemsize), dtype=dtype)[:0].view(slot.shape)
+    if slot.dtype == "bool" and int(torch.frombuffer(buffer, dtype=torch.uint8).max()) > 1:
+        raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
+    flat = torch.frombuffer(buffer, dtype=dtype)
+    if slot.stride is not None and is_dense(slot.shape, slot.stride):
+        return flat.as_strided(slot.shape, slot.stride)
+    return flat.view(slot.shape)
+
+
+def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
+    """The array on the memory of `buffer`. bfloat16 and float8 become float32, complex32 becomes complex64 (copies)."""
+    import numpy
+
+    name = _NUMPY_NAMES.get(slot.dtype)
+    flat: numpy.ndarray[Any, Any]
+    if name is not None:
+        if slot.dtype == "bool" and slot.count and int(numpy.frombuffer(buffer, numpy.uint8).max()) > 1:
+            raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
+        flat = numpy.frombuffer(buffer, name)
+    elif slot.dtype == "bfloat16":
+        flat = (numpy.frombuffer(buffer, "<u2").astype(numpy.uint32) << 16).view(numpy.float32)
+    elif slot.dtype == "complex32":
+        flat = numpy.frombuffer(buffer, "<f2").astype(numpy.float32).view(numpy.complex64)
+    else:
+        # Only torch knows the float8 family; the block is taken flat, the stride is applied below.
+        block = Slot(name=slot.name, dtype=slot.dtype, shape=(slot.count,))
+        flat = to_torch(buffer, block).float().numpy()
+    if slot.count and slot.stride is not None and is_dense(slot.shape, slot.stride):
+        steps = [step * flat.itemsize if size != 1 else 0 for step, size in zip(slot.stride, slot.shape, strict=True)]
+        return numpy.ndarray(slot.shape, flat.dtype, flat, strides=steps)
+    return flat.reshape(slot.shape)

@@ -1,0 +1,125 @@
+"""Opening the files of a run without trusting the run.
+
+In: the run's folder and the names of what lies below it. Out: file descriptors of regular files, and names in folders.
+A symbolic link below the run's folder, a pipe, a socket or a device is refused before it is opened, so nothing here
+blocks and nothing outside the run is read. The run's folder itself may be a link: the user chose it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tensorprobe.errors import RunDamaged, RunError, RunNotFound
+
+_FILE_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_RELATIVE = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFREG: "a file",
+}
+
+
+def open_file(root: Path, *parts: str) -> int:
+    """A descriptor, for reading, of the regular file `root/parts...`.
+
+    FileNotFoundError when it is not there, RunDamaged when it or a folder on the way is anything but what it should be.
+    """
+    with _readable(root.joinpath(*parts)), _folder(root, parts[:-1]) as (folder, base):
+        path = parts[-1] if folder is not None else str(base / parts[-1])
+        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+        _demand(found.st_mode, stat.S_IFREG, base / parts[-1])
+        descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)
+    # The name may have been given to something else between the look and the opening.
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunDamaged(f"'{base / parts[-1]}' changed its kind while it was opened. Nothing was read from it.")
+    return descriptor
+
+
+def read_small_file(root: Path, *parts: str, limit: int) -> bytes:
+    """The content of a file of the run; RunDamaged when it has more than `limit` bytes."""
+    with os.fdopen(open_file(root, *parts), "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise RunDamaged(
+            f"'{root.joinpath(*parts)}' has more than {limit:,} bytes; no run writes so much there. It was not read."
+        )
+    return content
+
+
+def list_names(root: Path, *parts: str) -> list[str]:
+    """Names of everything in the folder `root/parts...`, sorted; RunDamaged when that is not a folder."""
+    with _readable(root.joinpath(*parts)), _folder(root, parts) as (folder, base):
+        return sorted(os.listdir(base if folder is None else folder))  # noqa: PTH208 (a descriptor is no Path)
+
+
+def demand_folder(root: Path, *parts: str) -> None:
+    """RunDamaged unless `root/parts...` is a real folder (not a link to one)."""
+    with _folder(root, parts):
+        pass
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the system's refusal into an error of ours that names the file."""
+    try:
+        yield
+    except PermissionError:
+        raise RunError(f"'{path}' may not be read by this user. Ask its owner, or copy the run.") from None
+
+
+@contextmanager
+def _folder(root: Path, parts: tuple[str, ...]) -> Iterator[tuple[int | None, Path]]:
+    """A descriptor of the folder `root/parts...` (None where the system has no openat) and its path."""
+    base = root
+    if not _RELATIVE:
+        for part in parts:
+            base = base / part
+            _demand(os.lstat(base).st_mode, stat.S_IFDIR, base)
+        yield None, base
+        return
+    descriptor = os.open(root, _FOLDER_FLAGS & ~getattr(os, "O_NOFOLLOW", 0))
+    try:
+        for part in parts:
+            base = base / part
+            _demand(os.stat(part, dir_fd=descriptor, follow_symlinks=False).st_mode, stat.S_IFDIR, base)
+            below = os.open(part, _FOLDER_FLAGS, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor, base
+    finally:
+        os.close(descriptor)
+
+
+def _demand(mode: int, kind: int, path: Path) -> None:
+    found = stat.S_IFMT(mode)
+    if found != kind:
+        raise RunDamaged(
+            f"'{path}' is {_KINDS.get(found, 'a special file')}, where a run has {_KINDS[kind]}. "
+            "It was not opened: a run may not point outside itself."
+        )
+
+
+def demand_run_folder(path: Path) -> None:
+    """RunNotFound unless `path` is a folder, or a link to one."""
+    if not path.exists():
+        raise RunNotFound(f"no folder '{path}'.")
+    if not path.is_dir():
+        raise RunNotFound(f"'{path}' is not a folder; a run is a folder with a manifest.json.")

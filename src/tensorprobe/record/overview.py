@@ -1,0 +1,233 @@
+"""What `tensorprobe inspect` shows, gathered from an open run: the run as a whole, or one call with sample values.
+
+In: a `Run`. Out: the structs of `model.overview`, which know nothing of files. Damage is counted and told, not raised.
+Samples are read through numpy; a tensor of more than `MAX_SCANNED` bytes is not searched for its extremes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tensorprobe.errors import NotFound, RunDamaged, TensorDamaged, nearest
+from tensorprobe.model import Coverage
+from tensorprobe.model.overview import CallLine, CallView, Number, Place, RunOverview, SegmentOverview, SlotView
+from tensorprobe.record.draining import trainer_is_alive
+from tensorprobe.record.run import Run, ranges
+from tensorprobe.record.stored import StoredCall, StoredSlot
+
+if TYPE_CHECKING:
+    import numpy
+
+MAX_SCANNED = 64 << 20
+_FIRST = 6
+_EARLY = 100
+
+
+def describe_run(run: Run) -> RunOverview:
+    """The run as a whole; reads its index, a few calls and no tensor."""
+    segments = [_describe_segment(run, step, rank) for step, rank in run.segments()]
+    return RunOverview(
+        path=str(run.path),
+        closed=run.closed,
+        incomplete=None if run.closed else _incomplete(run, segments),
+        steps=run.steps,
+        ranks=run.ranks,
+        calls=sum(segment.calls for segment in segments),
+        damaged=sum(segment.damaged for segment in segments),
+        size_bytes=sum(segment.size_bytes for segment in segments),
+        devices={rank: part.device for rank, part in run.parts.items()},
+        coordinates={rank: part.coordinates for rank, part in run.parts.items()},
+        tool=run.manifest.tool,
+        torch=run.manifest.torch,
+        python=run.manifest.python,
+        created=run.manifest.created,
+        world_size=run.manifest.world_size,
+        settings=run.manifest.settings,
+        coverage=merge_coverage(run.coverage.values()),
+        segments=segments,
+        example=_example(run),
+    )
+
+
+def describe_call(run: Run, call: StoredCall, *, slot: str | None = None) -> CallView:
+    """One call with its stack and samples of its values; only the slot of that name when `slot` is given."""
+    slots = [held for held in call.slots if slot is None or held.name == slot or held.name.startswith(slot + ".")]
+    if slot is not None and not slots:
+        known = [held.name for held in call.slots]
+        hint = f"Nearest: {', '.join(nearest(slot, known))}" if nearest(slot, known) else f"It has: {', '.join(known)}"
+        raise NotFound(f"{call.name} has no slot {slot!r}.\n  {hint}")
+    stack = run.stack(call)
+    return CallView(
+        name=call.name,
+        step=call.step,
+        rank=call.rank,
+        index=call.index,
+        level=call.level,
+        direction=call.direction,
+        module=call.module,
+        parent=call.parent,
+        origin=call.origin,
+        thread=call.thread,
+        repeat=call.repeat,
+        raised=call.raised,
+        frames=list(stack.frames) if stack else [],
+        args=call.args,
+        kwargs=call.kwargs,
+        slots=[describe_slot(held) for held in slots],
+    )
+
+
+def describe_slot(slot: StoredSlot) -> SlotView:
+    """One tensor with its first values and the places of its extremes, when its values were recorded and are sound."""
+    first: list[Number] = []
+    places: dict[str, Place] = {}
+    problem = None
+    if slot.has_data:
+        try:
+            array = slot.numpy()
+            first = [_number(value) for value in array.flat[:_FIRST].tolist()]
+            places = _places(array) if slot.nbytes <= MAX_SCANNED else {}
+        except (TensorDamaged, RunDamaged) as error:
+            problem = str(error)
+    return SlotView(
+        name=slot.name,
+        dtype=slot.dtype,
+        shape=slot.shape,
+        device=slot.device,
+        stride=slot.stride,
+        grad=slot.grad,
+        summary=slot.summary,
+        digest=slot.digest,
+        nbytes=slot.nbytes,
+        skipped=slot.skipped,
+        first=first,
+        places=places,
+        problem=problem,
+    )
+
+
+def list_calls(run: Run, step: int | None, rank: int | None, *, limit: int) -> tuple[list[CallLine], int]:
+    """The first `limit` calls of the chosen steps and ranks, and how many there are in all."""
+    total = sum(len(run.segment(*key).index().entries) for key in run.segments(step, rank))
+    lines: list[CallLine] = []
+    for call in run.calls(step, rank, on_damage="skip"):
+        if len(lines) == limit:
+            break
+        lines.append(describe_line(call))
+    return lines, total
+
+
+def describe_line(call: StoredCall) -> CallLine:
+    """One call as a line of a list."""
+    outputs = [f"{slot.dtype} {list(slot.shape)}" for slot in call.outputs]
+    return CallLine(call.name, call.step, call.rank, call.index, call.repeat, call.module, outputs)
+
+
+def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
+    """The coverage of all ranks together: numbers added, notes once each, the first error of any."""
+    counts: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    blind: Counter[str] = Counter()
+    unmatched: dict[str, list[str]] = {}
+    notes: dict[str, None] = {}
+    first_error = None
+    for part in parts:
+        for field in ("seen", "recorded", "filtered", "failed", "slots", "bytes_seen", "bytes_written"):
+            counts[field] += getattr(part, field)
+        skipped.update(part.slots_skipped)
+        blind.update(part.blind_spots)
+        unmatched.update(part.unmatched)
+        notes.update(dict.fromkeys(part.notes))
+        first_error = first_error or part.first_error
+    return Coverage(
+        **counts,
+        slots_skipped=dict(skipped),
+        blind_spots=dict(blind),
+        unmatched=unmatched,
+        notes=list(notes),
+        first_error=first_error,
+    )
+
+
+def _describe_segment(run: Run, step: int, rank: int) -> SegmentOverview:
+    segment = run.segment(step, rank)
+    try:
+        index = segment.index()
+        return SegmentOverview(step, rank, len(index.entries), len(index.damage), segment.size_bytes())
+    except RunDamaged:
+        return SegmentOverview(step, rank, 0, 1, 0)
+
+
+def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
+    """Which steps of a run that was never closed are whole, and what there is of the next."""
+    ends = {
+        rank: max((segment.step for segment in segments if segment.rank == rank), default=-1)
+        for rank, part in run.parts.items()
+        if not part.closed
+    }
+    edge = min(ends.values(), default=-1)
+    alive = sorted(part.pid for part in run.parts.values() if trainer_is_alive(part))
+    what = f"is still being recorded (process {', '.join(map(str, alive))})" if alive else "was never closed"
+    whole = [step for step in run.steps if step < edge]
+    rest = {segment.rank: segment.calls for segment in segments if segment.step == edge}
+    told = [
+        f"{rest[rank]:,} calls on rank {rank}" if rest.get(rank) else f"none on rank {rank}" for rank in run.ranks[:8]
+    ]
+    steps = (
+        f"Step{'s' if len(whole) > 1 else ''} {ranges(whole)} {'are' if len(whole) > 1 else 'is'} whole; "
+        if whole
+        else ""
+    )
+    if edge < 0:
+        return f"'{run.path}' {what}. {'Some ranks hold' if segments else 'It holds'} no calls."
+    return f"'{run.path}' {what}. {steps}step {edge} has {', '.join(told)}{', …' if len(run.ranks) > 8 else ''}."
+
+
+def _example(run: Run) -> str | None:
+    """The name of a call that shows something: an early one that is not a module and has inputs, else the first."""
+    first = None
+    for step, rank in run.segments()[:1]:
+        try:
+            for call in islice(run.calls(step, rank, on_damage="skip"), _EARLY):
+                first = first or call.name
+                if call.level != "module" and call.inputs:
+                    return call.name
+        except RunDamaged:
+            return first
+    return first
+
+
+def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Place]:
+    """Where the greatest and the least value stand, and the first NaN and infinity."""
+    import numpy
+
+    if not array.size or array.dtype.kind not in "fiu":
+        return {}
+    places = {}
+    if array.dtype.kind == "f":
+        for name, found in (("nan", numpy.isnan(array)), ("inf", numpy.isinf(array))):
+            if found.any():
+                places[name] = _place(array, int(found.argmax()))
+        if "nan" in places:
+            if numpy.isnan(array).all():
+                return places
+            return {
+                "max": _place(array, int(numpy.nanargmax(array))),
+                "min": _place(array, int(numpy.nanargmin(array))),
+                **places,
+            }
+    return {"max": _place(array, int(array.argmax())), "min": _place(array, int(array.argmin())), **places}
+
+
+def _place(array: numpy.ndarray[Any, Any], flat: int) -> Place:
+    import numpy
+
+    index = [int(at) for at in numpy.unravel_index(flat, array.shape)]
+    return Place(_number(array[tuple(index)].item()), index)
+
+
+def _number(value: Any) -> Number:
+    return str(value) if isinstance(value, complex) else value

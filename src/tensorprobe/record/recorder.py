@@ -1,0 +1,216 @@
+"""The recorder: turns messages and the bytes in the ring into a run on disk.
+
+It runs in a process of its own, without torch, so that statistics, digests, JSON and disk never take the training's
+interpreter; and when the trainer is killed, the recorder still writes every call that was handed over.
+Where a process cannot be started it runs as a thread of the trainer, with the same code.
+
+It promises: a line of `calls.jsonl` is written only after the bytes it names are in `tensors.bin`; the ring is always
+drained, whatever the disk does, so that training never waits for a broken one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.model.dtypes import BY_CODE
+from tensorprobe.numerics.digest import RunningDigest, digest
+from tensorprobe.numerics.summary import Moments, Row, join_moments, summarize_batch
+from tensorprobe.record.messages import (
+    HEADER_BYTES,
+    NO_TOKEN,
+    CallEvent,
+    CloseEvent,
+    DropEvent,
+    Frame,
+    Orders,
+    Piece,
+    StackEvent,
+    StepEvent,
+)
+from tensorprobe.record.ring import Ring
+from tensorprobe.record.step_files import StepFiles, Stored
+from tensorprobe.record.tensor_store import TensorStore
+
+_READ_BYTES = 1 << 20
+_GROUP_BYTES = 8 << 20
+_PAUSE_S = 0.004
+_ORPHAN_CHECK_S = 1.0
+
+
+class Recorder:
+    """Reads frames until the pipe ends, and writes them."""
+
+    def __init__(self, orders: Orders, ring: Ring) -> None:
+        self._orders = orders
+        self._ring = ring
+        self._decoder = msgspec.msgpack.Decoder(Frame)
+        self._tensors = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)
+        self._files = StepFiles(Path(orders.run), orders.rank, self._tensors)
+        self._stored: dict[int, Stored] = {}
+        self._next_token = 0
+        self._partial: _PartialTensor | None = None
+        self._closing: CloseEvent | None = None
+
+    def run(self) -> None:
+        """Until the trainer closes the run or is gone."""
+        try:
+            for batch in self._batches():
+                for frames in _by_step(batch):
+                    self._take_pieces([piece for frame in frames for piece in frame.pieces])
+                    for frame in frames:
+                        self._take_event(frame.event)
+        finally:
+            self._files.finish(self._closing, self._orders.trainer_pid)
+
+    def _batches(self) -> Iterator[list[Frame]]:
+        """Frames as they come, whole ones only; what a killed trainer left half-written at the end is dropped."""
+        waiting = bytearray()
+        pipe = self._orders.pipe_fd
+        os.set_blocking(pipe, False)
+        idle_s = 0.0
+        while True:
+            try:
+                chunk = os.read(pipe, _READ_BYTES)
+            except BlockingIOError:
+                self._files.flush()
+                if idle_s >= _ORPHAN_CHECK_S and self._is_orphan():
+                    return
+                idle_s += _PAUSE_S
+            else:
+                if not chunk:
+                    return
+                idle_s = 0.0
+                waiting += chunk
+                frames, used = self._decode(waiting)
+                del waiting[:used]
+                yield frames
+                if self._closing is not None:
+                    return
+                if len(chunk) > _READ_BYTES // 4:
+                    continue
+            # Never blocked in a read: a write of the trainer then wakes nobody, which would cost it more than the write.
+            time.sleep(_PAUSE_S)
+
+    def _decode(self, waiting: bytearray) -> tuple[list[Frame], int]:
+        frames, at = [], 0
+        while at + HEADER_BYTES <= len(waiting):
+            (length,) = struct.unpack_from("<I", waiting, at)
+            end = at + HEADER_BYTES + length
+            if end > len(waiting):
+                break
+            frames.append(self._decoder.decode(bytes(waiting[at + HEADER_BYTES : end])))
+            at = end
+        return frames, at
+
+    def _is_orphan(self) -> bool:
+        """The pipe may be held open by forked workers of a trainer that is gone: then nobody will ever close it."""
+        return os.getpid() != self._orders.trainer_pid and os.getppid() != self._orders.trainer_pid
+
+    def _take_pieces(self, pieces: list[Piece]) -> None:
+        """Store the tensors in groups, giving each group's place in the ring back as soon as it is read."""
+        group: list[Piece] = []
+        group_bytes = 0
+        for piece in pieces:
+            if piece.last and self._partial is None:
+                group.append(piece)
+                group_bytes += piece.nbytes
+                if group_bytes < _GROUP_BYTES:
+                    continue
+            self._store_whole(group)
+            group, group_bytes = [], 0
+            if not (piece.last and self._partial is None):
+                self._store_part(piece)
+        self._store_whole(group)
+
+    def _store_whole(self, group: list[Piece]) -> None:
+        if not group:
+            return
+        views = [self._ring.view(piece.position, piece.nbytes) for piece in group]
+        for view, moments in zip(views, summarize_batch([self._row(piece) for piece in group]), strict=True):
+            key = digest(view)
+            self._keep(Stored(moments, key, len(view), self._tensors.store(view, key)))
+            view.release()
+        last = group[-1]
+        self._ring.consumed = last.position + last.nbytes
+
+    def _store_part(self, piece: Piece) -> None:
+        """One piece of a tensor too large to stand in the ring at once."""
+        if self._partial is None:
+            self._partial = _PartialTensor(self._tensors.begin())
+        partial = self._partial
+        view = self._ring.view(piece.position, piece.nbytes)
+        row = self._row(piece)
+        values = row[1] * (2 if BY_CODE[piece.dtype].kind == "complex" else 1)
+        partial.moments.append((summarize_batch([row])[0], values))
+        partial.digest.update(view)
+        partial.nbytes += piece.nbytes
+        self._tensors.extend(view)
+        view.release()
+        self._ring.consumed = piece.position + piece.nbytes
+        if piece.last:
+            key = partial.digest.hexdigest()
+            offset = self._tensors.end(partial.offset, key, partial.nbytes)
+            self._keep(Stored(join_moments(partial.moments), key, partial.nbytes, offset))
+            self._partial = None
+
+    def _row(self, piece: Piece) -> Row:
+        address = self._ring.address + piece.position % self._ring.size_bytes
+        return address, piece.nbytes // BY_CODE[piece.dtype].itemsize, piece.dtype
+
+    def _keep(self, stored: Stored) -> None:
+        self._stored[self._next_token] = stored
+        self._next_token += 1
+
+    def _take_event(self, event: Any) -> None:
+        if isinstance(event, CallEvent):
+            slots = [(slot, self._stored.pop(slot.token) if slot.token != NO_TOKEN else None) for slot in event.slots]
+            self._files.call(event, slots)
+        elif isinstance(event, StackEvent):
+            self._files.stack(event)
+        elif isinstance(event, StepEvent):
+            self._files.step(event.step)
+        elif isinstance(event, DropEvent):
+            for token in event.tokens:
+                self._stored.pop(token)
+        elif isinstance(event, CloseEvent):
+            self._closing = event
+
+
+def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
+    """Cut a batch after each change of step: what comes later must go to other files."""
+    start = 0
+    for i, frame in enumerate(frames):
+        if isinstance(frame.event, StepEvent):
+            yield frames[start : i + 1]
+            start = i + 1
+    yield frames[start:]
+
+
+class _PartialTensor:
+    """A tensor of which only the first pieces have come."""
+
+    def __init__(self, offset: int | None) -> None:
+        self.offset = offset
+        self.nbytes = 0
+        self.moments: list[tuple[Moments, int]] = []
+        self.digest = RunningDigest()
+
+
+def main(orders_json: str) -> None:
+    """Entry of the recorder process."""
+    import signal
+
+    # Ctrl-C goes to the whole group: the trainer decides when a run ends, its recorder only follows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = msgspec.json.decode(orders_json, type=Orders)
+    ring = Ring(orders.ring_bytes, orders.ring_fd)
+    threading.Thread(target=ring.populate, args=(0, orders.ring_bytes), daemon=True).start()
+    Recorder(orders, ring).run()

@@ -1,0 +1,230 @@
+"""A run, whatever its layout on disk: steps, ranks, calls in execution order, coverage.
+
+In: the manifest, the parts of the ranks, and one `Segment` for each step and rank (a layout's reader makes them).
+Out: calls, one by one, without their values. A `Run` is a look at the folder at one time: open it again to see what
+was added. It promises to import neither torch nor numpy, and to read no tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from tensorprobe.errors import NotFound, RunDamaged, nearest
+from tensorprobe.model import Call, Coverage, Manifest, RankPart, Stack
+from tensorprobe.record.blob import ByteSource
+from tensorprobe.record.lines import Damage
+from tensorprobe.record.stored import StoredCall
+
+OnDamage = Literal["raise", "skip"]
+"""At a damaged line: raise RunDamaged after what came before it, or go on with what comes after it."""
+
+_NUMBERED = re.compile(r"\.[0-9]+(\.(forward|backward))?$")
+
+
+class Entry(NamedTuple):
+    """What the index knows of one call: its line from 0, its name, and how often it had been recorded before."""
+
+    line: int
+    name: str
+    repeat: int
+
+
+class Index(NamedTuple):
+    """The calls of one rank in one step, in execution order, and the lines that not even an index can be made of."""
+
+    entries: Sequence[Entry]
+    damage: Sequence[Damage]
+
+
+class Segment(Protocol):
+    """The calls of one rank in one step, as a layout's reader gives them."""
+
+    @property
+    def source(self) -> ByteSource:
+        """Where the values come from."""
+        ...
+
+    def index(self) -> Index:
+        """The index; read once."""
+        ...
+
+    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
+        """Each call with its line from 0; a Damage in place of a line that cannot be read."""
+        ...
+
+    def call_at(self, entry: Entry) -> Call:
+        """The one call of an index entry; RunDamaged when its line breaks the format."""
+        ...
+
+    def stack(self, number: int) -> Stack | None:
+        """The stack with that id; None when the segment does not hold it."""
+        ...
+
+    def damage(self) -> Sequence[Damage]:
+        """Every line that cannot be read."""
+        ...
+
+    def size_bytes(self) -> int:
+        """How many bytes its stored values take on disk."""
+        ...
+
+
+class Run:
+    """A recorded execution, open for reading."""
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        parts: Mapping[int, RankPart],
+        segments: Mapping[tuple[int, int], Segment],
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.parts = dict(sorted(parts.items()))
+        self._segments = dict(sorted(segments.items()))
+
+    def __repr__(self) -> str:
+        return f"<run '{self.path}': {len(self.steps)} steps, {len(self.ranks)} ranks>"
+
+    @property
+    def ranks(self) -> list[int]:
+        """Every rank that has a part or a call, sorted."""
+        return sorted({*self.parts, *(rank for _, rank in self._segments)})
+
+    @property
+    def steps(self) -> list[int]:
+        """Every step that some rank has a folder for, sorted."""
+        return sorted({step for step, _ in self._segments})
+
+    @property
+    def closed(self) -> bool:
+        """Whether every rank ended its part; False when a recording process was killed or is still at work."""
+        return bool(self.parts) and all(part.closed for part in self.parts.values())
+
+    @property
+    def coverage(self) -> dict[int, Coverage]:
+        """What each rank saw and what became of it."""
+        return {rank: part.coverage for rank, part in self.parts.items()}
+
+    def segments(self, step: int | None = None, rank: int | None = None) -> list[tuple[int, int]]:
+        """The pairs (step, rank) that the run holds, in order; NotFound when none fits what was asked for."""
+        for kind, asked, held in (("step", step, self.steps), ("rank", rank, self.ranks)):
+            if asked is not None and asked not in held:
+                raise NotFound(f"no {kind} {asked} in '{self.path}'. It holds {kind}s {ranges(held) or '(none)'}.")
+        chosen = [key for key in self._segments if step in (None, key[0]) and rank in (None, key[1])]
+        if not chosen and step is not None and rank is not None:
+            raise NotFound(f"rank {rank} recorded nothing in step {step} of '{self.path}'.")
+        return chosen
+
+    def segment(self, step: int, rank: int) -> Segment:
+        """The calls of one rank in one step, as the layout's reader gives them."""
+        return self._segments[self.segments(step, rank)[0]]
+
+    def calls(
+        self, step: int | None = None, rank: int | None = None, *, on_damage: OnDamage = "raise"
+    ) -> Iterator[StoredCall]:
+        """Each call, in execution order; in a step, rank after rank.
+
+        At a damaged line RunDamaged is raised after the calls before it; with `on_damage="skip"` reading goes on
+        behind it, and `damage` tells what was passed over.
+        """
+        for at_step, at_rank in self.segments(step, rank):
+            segment = self._segments[at_step, at_rank]
+            source = segment.source
+            for item in segment.calls():
+                if isinstance(item, Damage):
+                    if on_damage == "raise":
+                        raise self._damaged(item)
+                    continue
+                index, call = item
+                yield StoredCall(call, step=at_step, rank=at_rank, index=index, run=self.path, source=source)
+
+    def names(self, step: int, rank: int, *, on_damage: OnDamage = "raise") -> list[str]:
+        """The names of the calls of one rank in one step, from the index: no call is decoded for it."""
+        index = self.segment(step, rank).index()
+        if on_damage == "raise" and index.damage:
+            raise self._damaged(index.damage[0])
+        return [entry.name for entry in index.entries]
+
+    def damage(self, step: int, rank: int) -> list[Damage]:
+        """Every damaged line of one rank in one step; reads all of it."""
+        return list(self.segment(step, rank).damage())
+
+    def find(
+        self, name: str, *, step: int | None = None, rank: int | None = None, repeat: int | None = None
+    ) -> list[StoredCall]:
+        """The calls of that name, or whose name goes on with a dot behind it, in the first step and rank that has any.
+
+        So `Functional.conv2d.1` finds its forward and its backward, `Functional.conv2d` every one. NotFound names the
+        nearest.
+        """
+        chosen = self.segments(step, rank)
+        for at_step, at_rank in chosen:
+            segment = self._segments[at_step, at_rank]
+            entries = matching(segment.index().entries, name)
+            if repeat is not None:
+                entries = [entry for entry in entries if entry.repeat == repeat]
+            if entries:
+                return [
+                    StoredCall(
+                        segment.call_at(entry),
+                        step=at_step,
+                        rank=at_rank,
+                        index=entry.line,
+                        run=self.path,
+                        source=segment.source,
+                    )
+                    for entry in entries
+                ]
+        raise self._unknown_call(name, chosen, repeat)
+
+    def call(self, name: str, step: int | None = None, rank: int | None = None, repeat: int = 0) -> StoredCall:
+        """The first call that `find` finds: for a name without direction, the forward one."""
+        return self.find(name, step=step, rank=rank, repeat=repeat)[0]
+
+    def stack(self, call: StoredCall) -> Stack | None:
+        """Where in the user's program the call was made; None when no stack was recorded for it."""
+        return None if call.stack is None else self.segment(call.step, call.rank).stack(call.stack)
+
+    def _damaged(self, damage: Damage) -> RunDamaged:
+        return RunDamaged(
+            f"'{self.path}' is damaged at {damage}.\n"
+            "  The calls before it are readable; on_damage='skip' reads those behind it too."
+        )
+
+    def _unknown_call(self, name: str, chosen: list[tuple[int, int]], repeat: int | None) -> NotFound:
+        known = {entry.name: None for key in chosen[:4] for entry in self._segments[key].index().entries}
+        if repeat is not None and any(known_name == name or known_name.startswith(name + ".") for known_name in known):
+            return NotFound(f"{name} has no repeat {repeat} in '{self.path}'.")
+        bare = {_NUMBERED.sub("", known_name): None for known_name in known}
+        close = [*dict.fromkeys((*nearest(name, known), *nearest(_NUMBERED.sub("", name), bare)))]
+        hint = f"Nearest: {', '.join(close)}" if close else f"List them: tensorprobe inspect {self.path} --limit 50"
+        return NotFound(f"no call {name!r} in '{self.path}' ({_place(chosen)}).\n  {hint}")
+
+
+def matching(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """The entries with exactly that name, else those whose name goes on with a dot behind it."""
+    exact = [entry for entry in entries if entry.name == name]
+    return exact or [entry for entry in entries if entry.name.startswith(name + ".")]
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 7` for sorted numbers 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def _place(chosen: Sequence[tuple[int, int]]) -> str:
+    if not chosen:
+        return "it holds no calls"
+    steps, ranks = (ranges(sorted({key[at] for key in chosen})) for at in (0, 1))
+    return f"step {steps}, rank {ranks}"

@@ -1,0 +1,232 @@
+"""The text files of one rank: calls and stacks of the current step, and the rank's part of the manifest.
+
+Written by the recorder only. No failure of the disk is raised from here: it is counted and told in the coverage.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tensorprobe.model.manifest import Coverage, RankPart
+from tensorprobe.numerics.summary import Moments, json_summary
+from tensorprobe.record.messages import CallEvent, CloseEvent, SlotEvent, StackEvent
+from tensorprobe.record.tensor_store import TensorStore
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: nobody waits for a draining recorder there
+    fcntl = None  # type: ignore[assignment]
+
+_FLUSH_BYTES = 8 << 20
+_FLUSH_LINES = 2000
+_DEFAULTS: tuple[tuple[str, Any], ...] = (
+    ("level", "api"),
+    ("module", ""),
+    ("parent", None),
+    ("origin", None),
+    ("stack", None),
+    ("thread", 0),
+    ("repeat", 0),
+    ("raised", None),
+    ("args", None),
+    ("kwargs", None),
+)
+
+
+class Stored(NamedTuple):
+    """What became of one tensor: its statistics, digest, size, and offset or None."""
+
+    moments: Moments
+    digest: str
+    nbytes: int
+    offset: int | None
+
+
+class StepFiles:
+    """Where the recorder puts calls and stacks; `tensors` takes the bytes."""
+
+    def __init__(self, run: Path, rank: int, tensors: TensorStore) -> None:
+        self._run, self._rank = run, rank
+        self.tensors = tensors
+        self._encoder = msgspec.json.Encoder()
+        self._step = 0
+        self._steps: list[int] = []
+        self._calls_fd = -1
+        self._calls_size = 0
+        self._stacks_fd = -1
+        self._lines: list[bytes] = []
+        self._flushed_at = 0
+        self._lost_calls = 0
+        self._failures: Counter[str] = Counter()
+        self.step(0)
+
+    def step(self, step: int) -> None:
+        """Close the files of the step before; those of the new one are made when something comes."""
+        self._close_step()
+        self._step = step
+        self._folder = self._run / f"step{step}" / f"rank{self._rank}"
+        self.tensors.open_in(self._folder)
+
+    def call(self, event: CallEvent, slots: list[tuple[SlotEvent, Stored | None]]) -> None:
+        """Add the line of a call."""
+        line: dict[str, Any] = {"name": event.name}
+        for key, default in _DEFAULTS:
+            value = getattr(event, key)
+            if value != default:
+                line[key] = value
+        if slots:
+            line["slots"] = [_slot_line(slot, stored) for slot, stored in slots]
+        self._lines.append(self._encoder.encode(line))
+        if len(self._lines) >= _FLUSH_LINES or self.tensors.size_bytes - self._flushed_at >= _FLUSH_BYTES:
+            self.flush()
+
+    def stack(self, event: StackEvent) -> None:
+        """Add a stack, with the source lines as they are on disk now."""
+        frames = [
+            (file, line, function, linecache.getline(file, line).strip()) for file, line, function in event.frames
+        ]
+        try:
+            if self._stacks_fd == -1:
+                self._stacks_fd = _create(self._folder / "stacks.jsonl")
+            _write_all(self._stacks_fd, self._encoder.encode({"id": event.id, "frames": frames}) + b"\n")
+        except OSError as error:
+            self._count("stacks.jsonl", error)
+
+    def flush(self) -> None:
+        """Write tensors, then the lines that name them."""
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        self.tensors.flush()
+        self._flushed_at = self.tensors.size_bytes
+        if self.tensors.broken:
+            lines = [self._without_lost_data(line) for line in lines]
+        try:
+            if self._calls_fd == -1:
+                self._open_calls()
+            data = b"\n".join(lines) + b"\n"
+            _write_all(self._calls_fd, data)
+            self._calls_size += len(data)
+        except OSError as error:
+            self._count("calls.jsonl", error)
+            self._lost_calls += len(lines)
+            self._cut_torn_line()
+
+    def finish(self, closing: CloseEvent | None, trainer_pid: int) -> None:
+        """Write everything out; with a closing message also the rank's part, which says that the run is whole."""
+        self._close_step()
+        if closing is None:
+            return
+        coverage = msgspec.convert(closing.coverage, Coverage)
+        failures = self.tensors.failures + self._failures
+        notes = [*coverage.notes, *(f"{what} ({count} times)" for what, count in failures.items())]
+        if self.tensors.over_limit:
+            notes.append(
+                f"max_bytes reached after {self.tensors.total_bytes:,} bytes: later tensors have summaries only"
+            )
+        coverage = msgspec.structs.replace(
+            coverage,
+            recorded=coverage.recorded - self._lost_calls,
+            failed=coverage.failed + self._lost_calls,
+            bytes_written=self.tensors.total_bytes,
+            notes=notes,
+            first_error=coverage.first_error or next(iter(failures), None),
+        )
+        part = RankPart(
+            rank=self._rank,
+            pid=trainer_pid,
+            host=socket.gethostname(),
+            device=closing.device,
+            coordinates=closing.coordinates,
+            steps=self._steps,
+            closed=True,
+            coverage=coverage,
+        )
+        write_part(self._run, part)
+
+    def _open_calls(self) -> None:
+        self._calls_fd = _create(self._folder / "calls.jsonl")
+        self._calls_size = 0
+        self._steps.append(self._step)
+        if fcntl is not None:
+            fcntl.flock(self._calls_fd, fcntl.LOCK_EX)  # held while this step may still grow; readers use it to wait
+
+    def _without_lost_data(self, line: bytes) -> bytes:
+        """The line without offsets that never reached the file: a full disk must not leave a lie."""
+        call = msgspec.json.decode(line)
+        for slot in call.get("slots", ()):
+            if slot.get("offset", 0) + slot.get("nbytes", 0) > self.tensors.confirmed:
+                slot.pop("offset", None)
+        return self._encoder.encode(call)
+
+    def _cut_torn_line(self) -> None:
+        if self._calls_fd != -1:
+            try:
+                os.ftruncate(self._calls_fd, self._calls_size)
+                os.lseek(self._calls_fd, self._calls_size, os.SEEK_SET)
+            except OSError as error:
+                self._count("calls.jsonl", error)
+
+    def _close_step(self) -> None:
+        self.flush()
+        self.tensors.close()
+        for fd in (self._calls_fd, self._stacks_fd):
+            if fd != -1:
+                os.close(fd)
+        self._calls_fd = self._stacks_fd = -1
+        self._flushed_at = 0
+
+    def _count(self, file: str, error: OSError) -> None:
+        self._failures[f"{file}: {error.strerror or error}"] += 1
+
+
+def write_part(run: Path, part: RankPart) -> None:
+    """Put a rank's part in place, whole or not at all."""
+    path = run / f"rank{part.rank}.json"
+    replace_file(path, msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _slot_line(slot: SlotEvent, stored: Stored | None) -> dict[str, Any]:
+    line: dict[str, Any] = {"name": slot.name, "dtype": slot.dtype, "shape": slot.shape}
+    if slot.device != "cpu":
+        line["device"] = slot.device
+    if slot.stride is not None:
+        line["stride"] = slot.stride
+    if slot.grad:
+        line["grad"] = True
+    moments = stored.moments if stored is not None else slot.summary
+    if moments is not None:
+        line["summary"] = json_summary(Moments._make(moments))
+    if stored is not None:
+        line["digest"] = stored.digest
+        line["nbytes"] = stored.nbytes
+        if stored.offset is not None:
+            line["offset"] = stored.offset
+    if slot.skipped is not None:
+        line["skipped"] = slot.skipped
+    return line
+
+
+def _create(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,229 @@
+"""A call and its slots as they were read from a run: what the model says of them, where they stand, and their values.
+
+The fields of `model.Call` and `model.Slot` are given through; `call.model` and `slot.model` are those structs.
+Values are read when `tensor()`, `numpy()` or `buffer()` is called, and never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tensorprobe.errors import NoData, RunDamaged, TensorDamaged
+from tensorprobe.model import ArgumentTree, Call, Direction, Level, Side, Slot, Summary
+from tensorprobe.record.blob import ByteSource
+from tensorprobe.record.elements import to_numpy, to_torch
+from tensorprobe.record.lines import MAX_NESTING, nesting_exceeds
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+T = TypeVar("T")
+
+
+class StoredCall:
+    """One call of a run. `index` is its place, from 0, among the lines of its step and rank."""
+
+    __slots__ = ("_run", "_source", "index", "model", "rank", "step")
+
+    def __init__(self, model: Call, *, step: int, rank: int, index: int, run: Path, source: ByteSource) -> None:
+        self.model = model
+        self.step = step
+        self.rank = rank
+        self.index = index
+        self._run = run
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<call {self.index} of step {self.step}, rank {self.rank}: {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def op(self) -> str:
+        return self.model.op
+
+    @property
+    def number(self) -> int:
+        return self.model.number
+
+    @property
+    def direction(self) -> Direction:
+        return self.model.direction
+
+    @property
+    def level(self) -> Level:
+        return self.model.level
+
+    @property
+    def module(self) -> str:
+        return self.model.module
+
+    @property
+    def parent(self) -> str | None:
+        return self.model.parent
+
+    @property
+    def origin(self) -> str | None:
+        return self.model.origin
+
+    @property
+    def stack(self) -> int | None:
+        """The id of the stack; `run.stack(call)` gives the stack."""
+        return self.model.stack
+
+    @property
+    def thread(self) -> int:
+        return self.model.thread
+
+    @property
+    def repeat(self) -> int:
+        return self.model.repeat
+
+    @property
+    def raised(self) -> str | None:
+        return self.model.raised
+
+    @property
+    def args(self) -> ArgumentTree:
+        return self._arguments(self.model.args)
+
+    @property
+    def kwargs(self) -> ArgumentTree:
+        return self._arguments(self.model.kwargs)
+
+    @property
+    def slots(self) -> tuple[StoredSlot, ...]:
+        return tuple(StoredSlot(slot, self) for slot in self.model.slots)
+
+    @property
+    def inputs(self) -> tuple[StoredSlot, ...]:
+        return self._side("input")
+
+    @property
+    def outputs(self) -> tuple[StoredSlot, ...]:
+        return self._side("output")
+
+    @property
+    def parameters(self) -> tuple[StoredSlot, ...]:
+        return self._side("parameters")
+
+    def _side(self, side: Side) -> tuple[StoredSlot, ...]:
+        return tuple(StoredSlot(slot, self) for slot in self.model.slots if slot.side == side)
+
+    def _arguments(self, tree: ArgumentTree) -> ArgumentTree:
+        if nesting_exceeds(tree, MAX_NESTING):
+            raise RunDamaged(
+                f"the arguments of {self.name} (call {self.index}, rank {self.rank}, step {self.step}) "
+                f"in '{self._run}' are nested more than {MAX_NESTING} deep. Its tensors are readable all the same."
+            )
+        return tree
+
+
+class StoredSlot:
+    """The place of one tensor in a stored call."""
+
+    __slots__ = ("call", "model")
+
+    def __init__(self, model: Slot, call: StoredCall) -> None:
+        self.model = model
+        self.call = call
+
+    def __repr__(self) -> str:
+        return f"<{self.name} of {self.call.name}: {self.dtype} {list(self.shape)}>"
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def dtype(self) -> str:
+        return self.model.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.model.shape
+
+    @property
+    def device(self) -> str:
+        return self.model.device
+
+    @property
+    def stride(self) -> tuple[int, ...] | None:
+        return self.model.stride
+
+    @property
+    def grad(self) -> bool:
+        return self.model.grad
+
+    @property
+    def summary(self) -> Summary | None:
+        return self.model.summary
+
+    @property
+    def digest(self) -> str | None:
+        return self.model.digest
+
+    @property
+    def offset(self) -> int | None:
+        return self.model.offset
+
+    @property
+    def nbytes(self) -> int:
+        return self.model.nbytes
+
+    @property
+    def skipped(self) -> str | None:
+        return self.model.skipped
+
+    @property
+    def side(self) -> Side:
+        return self.model.side
+
+    @property
+    def count(self) -> int:
+        return self.model.count
+
+    @property
+    def has_data(self) -> bool:
+        return self.model.has_data
+
+    def tensor(self) -> torch.Tensor:
+        """The values as a torch tensor on the CPU, on the memory of the file: nothing is copied until it is written to.
+
+        Clone it before writing: slots with equal values share their memory. NoData when only a summary was recorded,
+        TensorDamaged when the bytes are not sound.
+        """
+        return self._read(lambda: to_torch(self._bytes(), self.model))
+
+    def numpy(self) -> numpy.ndarray[Any, Any]:
+        """The values as a numpy array; bfloat16 and float8 become float32, complex32 complex64. Fails as `tensor`."""
+        return self._read(lambda: to_numpy(self._bytes(), self.model))
+
+    def buffer(self) -> memoryview:
+        """The bytes as they are stored, little-endian. Fails as `tensor`."""
+        return self._read(self._bytes)
+
+    def _bytes(self) -> memoryview:
+        return self.call._source.read(self.model)
+
+    def _read(self, read: Callable[[], T]) -> T:
+        if not self.has_data:
+            why = f"it was skipped: {self.skipped}" if self.skipped else "only its description was recorded"
+            raise NoData(
+                f"no values of {self._place()}; {why}.\n  Capture with mode='tensor', and max_bytes large enough, to have them."
+            )
+        try:
+            return read()
+        except TensorDamaged as fact:
+            raise TensorDamaged(
+                f"{self._place()}: {fact}.\n  Other tensors may be sound: tensorprobe inspect {self.call._run} --verify"
+            ) from None
+
+    def _place(self) -> str:
+        call = self.call
+        return f"{self.name} of {call.name} (call {call.index}, rank {call.rank}, step {call.step}) in '{call._run}'"

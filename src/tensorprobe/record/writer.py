@@ -1,0 +1,257 @@
+"""The trainer's end of the record: copies bytes into the ring, tells the recorder, and goes on.
+
+Safe to call from several threads. When `put` and `call` have returned, the call survives the death of this process.
+If the recorder dies, nothing is raised: `failure` says what happened, and everything after is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from tensorprobe.numerics.native import implementation
+from tensorprobe.record.messages import CallEvent, CloseEvent, DropEvent, Event, Orders, StackEvent, StepEvent
+from tensorprobe.record.recorder import Recorder
+from tensorprobe.record.ring import ALIGNMENT, Ring
+
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+_WAIT_S = 0.0002
+_AHEAD_BYTES = 8 << 20
+_DEFAULT_RING_BYTES = 256 << 20
+
+
+class RunWriter:
+    """Hands calls and tensors of one rank to its recorder."""
+
+    def __init__(
+        self,
+        run: Path,
+        rank: int,
+        *,
+        keep_data: bool,
+        max_bytes: int | None = None,
+        ring_bytes: int = _DEFAULT_RING_BYTES,
+        in_process: bool = False,
+        direct: bool = True,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._pieces: list[tuple[int, int, int, bool]] = []
+        self._head = 0
+        self._free_to = ring_bytes
+        self._tokens = 0
+        self._largest = ring_bytes // 4
+        self._populated = 0
+        self._memcpy = implementation().copy
+        self.failure: str | None = None
+        self.waited_s = 0.0
+        base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct)
+        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
+        self._size = ring_bytes
+        self._address = self._ring.address
+
+    def put(self, copies: list[tuple[int, int, int]]) -> int:
+        """Copy tensors, each an address, a number of bytes and a dtype code. Waits when the ring is full.
+
+        The first of their tokens comes back; the others follow it by one each.
+        """
+        with self._lock:
+            token = self._tokens
+            self._tokens = token + len(copies)
+            if self.failure is None:
+                for address, nbytes, dtype_code in copies:
+                    if nbytes <= self._largest:
+                        self._copy(address, nbytes, dtype_code, True)
+                    else:
+                        self._copy_in_pieces(address, nbytes, dtype_code)
+            return token
+
+    def call(self, event: CallEvent | tuple[Any, ...]) -> None:
+        """Hand over a call that has ended."""
+        self._send(event)
+
+    def stack(self, number: int, frames: list[tuple[str, int, str]]) -> None:
+        """Hand over a stack before the first call that names it."""
+        self._send(StackEvent(number, frames))
+
+    def step(self, step: int) -> None:
+        """What comes next belongs to this step."""
+        self._send(StepEvent(step))
+
+    def drop(self, tokens: list[int]) -> None:
+        """Tensors that were put and will not be named by any call."""
+        self._send(DropEvent(tokens))
+
+    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
+        """End the run and wait until everything is on disk."""
+        self._send(CloseEvent(coverage, coordinates, device))
+        os.close(self._pipe)
+        problem = self._recorder.join()
+        if problem is not None and self.failure is None:
+            self.failure = problem
+        self._ring.close()
+
+    def _copy(self, address: int, nbytes: int, dtype_code: int, last: bool) -> None:
+        room = (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+        position = self._head
+        place = position % self._size
+        if place + room > self._size:
+            position += self._size - place
+            place = 0
+        end = position + room
+        if end > self._free_to:
+            self._wait_for(end)
+        if end > self._populated:
+            self._populate(end)
+        if nbytes:
+            self._memcpy(self._address + place, address, nbytes)
+        self._pieces.append((position, nbytes, dtype_code, last))
+        self._head = end
+
+    def _populate(self, end: int) -> None:
+        """In the first round through the ring, get the memory a good piece ahead."""
+        start, self._populated = self._populated, self._populated + max(_AHEAD_BYTES, end - self._populated)
+        self._ring.populate(start, self._populated - start)
+        if self._populated >= self._size:
+            self._populated = sys.maxsize
+
+    def _copy_in_pieces(self, address: int, nbytes: int, dtype_code: int) -> None:
+        done = 0
+        while done < nbytes:
+            part = min(self._largest, nbytes - done)
+            self._copy(address + done, part, dtype_code, done + part == nbytes)
+            done += part
+            self._send(None)
+
+    def _wait_for(self, end: int) -> None:
+        """Back-pressure: until the recorder has read enough for the ring to reach `end`."""
+        self._free_to = self._ring.consumed + self._size
+        if end <= self._free_to:
+            return
+        if self._pieces:
+            self._send(None)
+        started = time.perf_counter()
+        while end > self._free_to and self.failure is None:
+            time.sleep(_WAIT_S)
+            self._free_to = self._ring.consumed + self._size
+            if not self._recorder.is_alive():
+                self._fail("the recorder has ended")
+                self._free_to = end
+        self.waited_s += time.perf_counter() - started
+
+    def _send(self, event: Event | tuple[Any, ...]) -> None:
+        with self._lock:
+            if self.failure is not None:
+                return
+            pieces, self._pieces = self._pieces, []
+            body = self._encode((pieces, event))
+            try:
+                _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
+            except OSError as error:
+                self._fail(f"the recorder has ended ({error.strerror})")
+
+    def _fail(self, reason: str) -> None:
+        problem = self._recorder.join()
+        self.failure = f"{reason}: {problem}" if problem else reason
+
+
+class _Running(Protocol):
+    """A recorder at work."""
+
+    def is_alive(self) -> bool:
+        """Whether it still reads."""
+
+    def join(self) -> str | None:
+        """Wait for its end; what went wrong, if anything."""
+
+
+class _RecorderProcess:
+    """The recorder in a process of its own, without torch."""
+
+    def __init__(self, orders: Orders) -> None:
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from tensorprobe.record.recorder import main; "
+            f"main({msgspec.json.encode(orders).decode()!r})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(orders.ring_fd, orders.pipe_fd),
+        )
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def join(self) -> str | None:
+        _, stderr = self._process.communicate()
+        if self._process.returncode == 0:
+            return None
+        lines = stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._process.returncode}"
+
+
+class _RecorderThread:
+    """The recorder as a thread, where no process can be started. It takes its share of the interpreter."""
+
+    def __init__(self, orders: Orders, ring: Ring) -> None:
+        self._problem: str | None = None
+        self._orders, self._ring = orders, ring
+        self._thread = threading.Thread(target=self._run, name="tensorprobe-recorder", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            Recorder(self._orders, self._ring).run()
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}"
+        finally:
+            os.close(self._orders.pipe_fd)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> str | None:
+        self._thread.join()
+        return self._problem
+
+
+def _start(base: Orders, *, in_process: bool) -> tuple[Ring, int, _Running]:
+    """A ring, the writing end of a pipe, and a recorder that reads both."""
+    reading, writing = os.pipe()
+    try:
+        import fcntl
+
+        fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
+    except (ImportError, OSError):
+        pass  # a smaller pipe only makes the trainer wait a little more often
+    if not in_process:
+        ring = None
+        try:
+            ring = Ring.shared(base.ring_bytes)
+            orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
+            process = _RecorderProcess(orders)
+            os.close(reading)
+            return ring, writing, process
+        except (OSError, AttributeError):
+            if ring is not None:
+                ring.close()
+    ring = Ring(base.ring_bytes)
+    orders = msgspec.structs.replace(base, pipe_fd=reading)
+    return ring, writing, _RecorderThread(orders, ring)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    written = os.write(fd, data)
+    while written < len(data):
+        data = data[written:]
+        written = os.write(fd, data)

@@ -1,0 +1,261 @@
+"""What `tensorprobe inspect` prints, as text.
+
+In: the structs of `model.overview`. Out: a string, answer first, next command last. Everything that comes from a run is
+shown with its control characters escaped: a name in a hostile file must not command the reader's terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensorprobe.model import ArgumentTree, Coverage
+from tensorprobe.model.overview import CallLine, CallView, Number, Place, RunOverview, SlotView
+
+_MAX_TEXT = 300
+_UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
+
+
+def render_run(overview: RunOverview, *, limit: int = 20) -> str:
+    """The run as a whole; of its steps and ranks at most `limit` lines."""
+    lines = []
+    if overview.incomplete:
+        lines.append(f"RunIncomplete: {plain(overview.incomplete)}")
+    lines.append(
+        f"{plain(overview.path)}: {counted(len(overview.steps), 'step')}, {counted(len(overview.ranks), 'rank')}, "
+        f"{counted(overview.calls, 'call')}, {size(overview.size_bytes)} of tensors"
+        + (", closed" if overview.closed else "")
+    )
+    if overview.damaged:
+        lines.append(f"DAMAGED: {counted(overview.damaged, 'line')} cannot be read. See them with --verify")
+    lines += _about(overview)
+    lines += _coverage(overview.coverage, closed=overview.closed)
+    lines += ["", *_segments(overview, limit)]
+    run = shlex.quote(overview.path)
+    lines += [
+        "",
+        f"List the calls of a step:   tensorprobe inspect {run} --step {overview.steps[0] if overview.steps else 0}",
+    ]
+    if overview.example:
+        lines.append(f"Look at one call:           tensorprobe inspect {run} {shlex.quote(plain(overview.example))}")
+    return "\n".join(lines)
+
+
+def render_lines(calls: Sequence[CallLine], total: int, *, run: str) -> str:
+    """A list of calls, and how many were left out of it."""
+    if not calls:
+        return "No calls."
+    width = max(len(plain(call.name)) for call in calls)
+    lines = [f"{counted(total, 'call')}" + (f", the first {len(calls):,}:" if len(calls) < total else ":")]
+    place = None
+    for call in calls:
+        if place != (call.step, call.rank):
+            place = (call.step, call.rank)
+            lines.append(f"step {call.step}, rank {call.rank}")
+        repeat = f"  (repeat {call.repeat})" if call.repeat else ""
+        outputs = ", ".join(plain(output) for output in call.outputs[:3]) + (", …" if len(call.outputs) > 3 else "")
+        module = f"  in {plain(call.module)}" if call.module else ""
+        lines.append(f"  {call.index:>6}  {plain(call.name):<{width}}  {outputs}{module}{repeat}".rstrip())
+    if len(calls) < total:
+        lines.append(f"{total - len(calls):,} more: --limit {total}")
+    lines.append(f"\nLook at one:   tensorprobe inspect {shlex.quote(run)} {shlex.quote(plain(calls[0].name))}")
+    return "\n".join(lines)
+
+
+def render_calls(calls: Sequence[CallView], total: int, *, run: str) -> str:
+    """Calls in full, how many were left out, and how to have their values."""
+    parts = [render_call(call) for call in calls]
+    if len(calls) < total:
+        parts.append(f"{total - len(calls):,} more: --limit {total}")
+    if calls and any(slot.first for call in calls for slot in call.slots):
+        name = shlex.quote(plain(calls[0].name))
+        parts.append(f"All its values:   tensorprobe export {shlex.quote(run)} DIR --to npy --call {name}")
+    return "\n\n".join(parts)
+
+
+def render_call(call: CallView) -> str:
+    """One call: where it stands, its stack, its arguments, each of its tensors."""
+    lines = [f"{plain(call.name)}   step {call.step}, rank {call.rank}, call {call.index}"]
+    facts = [("level", call.level), ("module", call.module), ("parent", call.parent), ("backward of", call.origin)]
+    if call.repeat:
+        facts.append(("repeat", f"{call.repeat} (recomputed, or a second backward)"))
+    if call.thread:
+        facts.append(("thread", str(call.thread)))
+    facts.append(("raised", call.raised))
+    lines += [f"  {key:<11} {plain(value)}" for key, value in facts if value]
+    if call.args is not None or call.kwargs is not None:
+        lines.append(f"  {'arguments':<11} {render_arguments(call.args, call.kwargs)}")
+    for position, frame in enumerate(call.frames):
+        lines.append(f"  {'stack' if not position else '':<11} {plain(str(frame))}")
+    for slot in call.slots:
+        lines += ["", *_slot(slot)]
+    if not call.slots:
+        lines.append("  No tensors.")
+    return "\n".join(lines)
+
+
+def render_verification(
+    problems: Sequence[str], *, calls: int, slots: int, bytes_hashed: int, cut: bool, limit: int = 20
+) -> str:
+    """The result of checking a whole run."""
+    checked = f"{counted(calls, 'call')}, {counted(slots, 'slot')}, {size(bytes_hashed)} read"
+    if not problems:
+        return f"SOUND  {checked}: every rule of the format holds and every digest is right."
+    lines = [f"DAMAGED  {'at least ' if cut else ''}{counted(len(problems), 'problem')} in {checked}:"]
+    lines += [f"  {plain(problem)}" for problem in problems[:limit]]
+    if len(problems) > limit:
+        lines.append(f"  and {len(problems) - limit:,} more: --limit {len(problems)}")
+    return "\n".join(lines)
+
+
+def render_arguments(args: ArgumentTree, kwargs: ArgumentTree) -> str:
+    """The arguments as they would stand in a call; a tensor as the name of its slot in angle brackets."""
+    parts = [_tree(arg) for arg in args] if isinstance(args, list) else [_tree(args)] if args is not None else []
+    if isinstance(kwargs, dict):
+        parts += [f"{key}={_tree(value)}" for key, value in kwargs.items()]
+    return plain(f"({', '.join(parts)})")
+
+
+def plain(text: object) -> str:
+    """The text on one line, without control characters, cut when it is long."""
+    raw = str(text)
+    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in raw[:_MAX_TEXT])
+    return shown + f"… ({len(raw) - _MAX_TEXT:,} more)" if len(raw) > _MAX_TEXT else shown
+
+
+def size(count: int) -> str:
+    """`1.8 GB` for a number of bytes."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count:,} bytes" if not unit else f"{value:.3g} {_UNITS[unit]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 call`, `1,204 calls`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def json_ready(value: Any) -> Any:
+    """The same value with non-finite numbers as the strings that the format uses, so that any JSON parser reads it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(held) for held in value]
+    return value
+
+
+def _about(overview: RunOverview) -> list[str]:
+    lines = [
+        f"  recorded    {plain(overview.created)} by tensorprobe {plain(overview.tool)}, "
+        f"torch {plain(overview.torch)}, python {plain(overview.python)}, world size {overview.world_size}"
+    ]
+    by_device: dict[str, list[int]] = {}
+    for rank, device in overview.devices.items():
+        by_device.setdefault(device, []).append(rank)
+    devices = " · ".join(f"{plain(device)} (rank {_few(ranks)})" for device, ranks in by_device.items())
+    lines.append(f"  devices     {devices or 'unknown'}")
+    for rank, coordinates in list(overview.coordinates.items())[:16]:
+        if coordinates:
+            placed = ", ".join(f"{plain(axis)} {at}" for axis, at in coordinates.items())
+            lines.append(f"  rank {rank:<6} {placed}")
+    settings = " ".join(f"{plain(key)}={plain(value)}" for key, value in overview.settings.items() if value is not None)
+    lines.append(f"  settings    {settings or 'none recorded'}")
+    return lines
+
+
+def _coverage(coverage: Coverage, *, closed: bool) -> list[str]:
+    if not closed and not coverage.seen:
+        return ["  coverage    unknown: it is written when a run is closed"]
+    lines = [
+        f"  coverage    {counted(coverage.seen, 'call')} seen: {coverage.recorded:,} recorded · "
+        f"{coverage.filtered:,} filtered · {coverage.failed:,} failed; {counted(coverage.slots, 'slot')}, "
+        f"{size(coverage.bytes_seen)} seen, {size(coverage.bytes_written)} written"
+    ]
+    if coverage.slots_skipped:
+        lines.append(f"  skipped     {_counts(coverage.slots_skipped)}")
+    if coverage.blind_spots:
+        lines.append(f"  blind spots {_counts(coverage.blind_spots)}")
+    for name, close in coverage.unmatched.items():
+        hint = f"; nearest: {', '.join(plain(other) for other in close)}" if close else ""
+        lines.append(f"  no match    {plain(name)!r} fits no call{hint}")
+    lines += [f"  note        {plain(note)}" for note in coverage.notes]
+    if coverage.first_error:
+        lines.append(f"  first error {plain(coverage.first_error)}")
+    return lines
+
+
+def _segments(overview: RunOverview, limit: int) -> list[str]:
+    lines = ["  step  rank      calls   tensors"]
+    for segment in overview.segments[:limit]:
+        damaged = f"   {counted(segment.damaged, 'damaged line')}" if segment.damaged else ""
+        lines.append(
+            f"  {segment.step:>4}  {segment.rank:>4}  {segment.calls:>9,}   {size(segment.size_bytes)}{damaged}"
+        )
+    if len(overview.segments) > limit:
+        lines.append(f"  and {len(overview.segments) - limit:,} more: --limit {len(overview.segments)}")
+    return lines
+
+
+def _slot(slot: SlotView) -> list[str]:
+    notes = [plain(slot.device), size(slot.nbytes) if slot.nbytes else ""]
+    notes += ["requires grad" if slot.grad else "", f"stride {list(slot.stride)}" if slot.stride is not None else ""]
+    shape = plain(list(slot.shape))
+    lines = [f"  {plain(slot.name):<14} {plain(slot.dtype)} {shape}   {' · '.join(note for note in notes if note)}"]
+    margin = " " * 17
+    if slot.skipped:
+        lines.append(f"{margin}not recorded: {plain(slot.skipped)}")
+    if (summary := slot.summary) is not None:
+        facts = [
+            f"{name} {_value(getattr(summary, name))}{_at(slot.places.get(name))}"
+            for name in ("max", "min", "mean", "norm")
+        ]
+        for name in ("nan", "inf"):
+            if getattr(summary, name):
+                facts.append(f"{name} {getattr(summary, name):,}{_at(slot.places.get(name), 'first at')}")
+        lines.append(margin + "   ".join(facts))
+    if slot.first:
+        more = " …" if math.prod(slot.shape) > len(slot.first) else ""
+        lines.append(f"{margin}values {' '.join(_value(value) for value in slot.first)}{more}")
+    if slot.problem:
+        lines.append(f"{margin}{plain(slot.problem)}")
+    return lines
+
+
+def _at(place: Place | None, word: str = "at") -> str:
+    return f" {word} {place.index}" if place is not None else ""
+
+
+def _value(value: Number) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else plain(value)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " · ".join(f"{plain(reason)} {count:,}" for reason, count in counts.items())
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+
+
+def _tree(tree: ArgumentTree) -> str:
+    if isinstance(tree, list):
+        return f"[{', '.join(map(_tree, tree))}]"
+    if not isinstance(tree, dict):
+        return repr(tree)
+    if set(tree) == {"slot"}:
+        return f"<{tree['slot']}>"
+    if set(tree) != {"type", "value"}:
+        return f"{{{', '.join(f'{key}: {_tree(value)}' for key, value in tree.items())}}}"
+    kind, value = tree["type"], tree["value"]
+    if kind == "tuple" and isinstance(value, list):
+        return f"({', '.join(map(_tree, value))}{',' if len(value) == 1 else ''})"
+    if kind == "dict":
+        return _tree(value)
+    if isinstance(value, str):
+        return value
+    return f"{kind}({_tree(value)})"

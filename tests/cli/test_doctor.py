@@ -1,0 +1,59 @@
+"""`tensorprobe doctor`: what is installed, which arithmetic serves, whether capture works."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import torch
+
+from tensorprobe.numerics.native import SWITCH, describe
+from tensorprobe.version import VERSION
+
+PROGRAM = "from tensorprobe.cli.main import main; main()"
+
+
+def run_doctor(*arguments: str, code: str = PROGRAM, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with environment variables of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, "doctor", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_doctor_tells_versions_devices_kernel_and_extras() -> None:
+    done = run_doctor()
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert lines["tensorprobe"].startswith(f"tensorprobe {VERSION} on Python 3.")
+    assert f"torch {torch.__version__}" in lines["packages"]
+    assert lines["kernel"].split(maxsplit=1)[1] == describe()
+    assert "cpu" in lines["devices"]
+    assert lines["capture"].split()[1:] == ["works"]
+    assert "safetensors" in lines["extra"]
+
+
+def test_doctor_prints_the_same_facts_as_json() -> None:
+    done = run_doctor("--json")
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert facts["tensorprobe"] == VERSION
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["kernel"] == describe()
+    assert facts["capture"] == "works"
+
+
+def test_doctor_says_when_the_twin_serves() -> None:
+    facts = json.loads(run_doctor("--json", **{SWITCH: "1"}).stdout)
+    assert facts["kernel"] == f"numpy twin ({SWITCH} is set)"
+    assert facts["capture"] == "works"
+
+
+def test_doctor_exits_2_when_this_torch_cannot_be_captured() -> None:
+    done = run_doctor(code=f"import torch; del torch._C._current_graph_task_id; {PROGRAM}")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert f"does not work: torch {torch.__version__} has no torch._C._current_graph_task_id" in done.stdout

@@ -1,0 +1,72 @@
+"""The program as a whole: its commands, its exit codes, and where each word goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorprobe.cli import main as program
+from tensorprobe.version import VERSION
+
+SCRIPT = Path(sys.executable).with_name("tensorprobe")
+
+
+def run_program(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The installed program, as a user starts it."""
+    return subprocess.run([SCRIPT, *arguments], cwd=folder, capture_output=True, text=True)
+
+
+def test_version_is_printed() -> None:
+    done = run_program("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tensorprobe {VERSION}\n", "")
+
+
+def test_help_names_every_command() -> None:
+    done = run_program("--help")
+    assert done.returncode == 0
+    for command in ("capture", "inspect", "export", "doctor"):
+        assert f" {command} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["inspect"], ["inspect", "x", "--limit", "0"], ["export", "a", "b", "--to", "pkl"]]
+)
+def test_wrong_usage_exits_2_and_says_so_on_stderr(arguments: list[str]) -> None:
+    done = run_program(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage: tensorprobe" in done.stderr
+
+
+def test_an_error_is_a_message_and_exit_2_not_a_traceback(tmp_path: Path) -> None:
+    done = run_program("inspect", "nowhere", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("RunNotFound: no folder 'nowhere'")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_exits_3_with_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(program, "app", broken)
+    with pytest.raises(SystemExit) as exit_:
+        program.main()
+    said = capsys.readouterr()
+    assert (exit_.value.code, said.out) == (3, "")
+    assert "ZeroDivisionError: planted" in said.err
+    assert said.err.rstrip().endswith("Please report it with the lines above.")
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"'{SCRIPT}' --help | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "Traceback" not in done.stderr
+    assert "bug of tensorprobe" not in done.stderr
+    assert done.stdout.strip() in ("0", "1")  # 1 is click's own answer to a closed pipe

@@ -1,0 +1,292 @@
+"""The rules of the house: who may import whom, how long things may be, what `import tensorprobe` may cost.
+
+The rules are functions from a source tree to a list of complaints, so that each can be shown to fail on a planted tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tensorprobe
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "tensorprobe"
+
+FOUNDATION = {"errors", "model", "settings", "numerics", "record"}
+MIDDLE = FOUNDATION | {"capture", "compare", "judge", "report"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "version": set(),
+    "rooms": set(),
+    "errors": set(),
+    "model": {"errors"},
+    "settings": {"errors", "model"},
+    "numerics": {"errors", "model"},
+    "record": {"errors", "model", "settings", "numerics"},
+    "capture": FOUNDATION,
+    "compare": FOUNDATION,
+    "judge": {"errors", "model", "settings"},
+    "report": {"errors", "model"},
+    "precheck": MIDDLE,
+    "online": MIDDLE,
+    "overflow": MIDDLE,
+    "engine": MIDDLE,
+    "sim": {"errors", "model"},
+    "inject": {"errors"},
+}
+"""Room → the rooms it may import besides itself. `version` and `rooms` are open to all."""
+FRONT_DOOR = "__init__"
+ROOF = {"cli", "web"}
+OPEN_TO_ALL = {"version", "rooms"}
+WITHOUT_TORCH = {"version", "rooms", "errors", "model", "settings", "judge", "report", "inject"}
+
+MOST_FILE_LINES = 500
+MOST_FUNCTION_LINES = 80
+FORBIDDEN_FILE_NAMES = re.compile(r"(utils?|common|helpers?|managers?|misc|info|const(ants)?)\.py")
+MODULE_NAME = re.compile(r"tensorprobe(\.\w+)+(:\w+)?")
+PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+
+PUBLIC_NAMES = [
+    "CaptureIncomplete",
+    "Probe",
+    "Run",
+    "TensorprobeError",
+    "__version__",
+    "active_probe",
+    "capture",
+    "open_run",
+    "seed_all",
+]
+MOST_START_UP_CPU_S = 0.4
+
+
+def python_files(source: Path) -> Iterator[tuple[str, Path, ast.Module]]:
+    """Each file with its room and its syntax tree."""
+    for path in sorted(source.rglob("*.py")):
+        inside = path.relative_to(source)
+        yield inside.parts[0].removesuffix(".py"), path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_modules(path: Path, tree: ast.Module, source: Path) -> Iterator[str]:
+    """Every module that a file imports, absolute, also inside functions, and those it names in a string of their own."""
+    package = ["tensorprobe", *path.relative_to(source).parent.parts]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+            if base == "tensorprobe":
+                yield from (f"{base}.{alias.name}" for alias in node.names)
+            else:
+                yield base
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
+            yield node.value.partition(":")[0]
+
+
+def check_arrows(source: Path) -> list[str]:
+    """Imports that the design does not allow, and rooms it does not know."""
+    complaints = []
+    for room, path, tree in python_files(source):
+        if room not in MAY_IMPORT and room not in ROOF and room != FRONT_DOOR:
+            complaints.append(f"{path}: the design has no room {room!r}")
+            continue
+        for module in imported_modules(path, tree, source):
+            parts = module.split(".")
+            if parts[0] != "tensorprobe":
+                continue
+            target = parts[1] if len(parts) > 1 else FRONT_DOOR
+            if target == room or target in OPEN_TO_ALL:
+                continue
+            if target in ROOF or target not in _allowed(room):
+                complaints.append(f"{path}: {room} imports {module}")
+    return complaints
+
+
+def _allowed(room: str) -> set[str]:
+    if room in ROOF:
+        return {*MAY_IMPORT, FRONT_DOOR}
+    return set(MAY_IMPORT) if room == FRONT_DOOR else MAY_IMPORT[room]
+
+
+def check_torch_free(source: Path) -> list[str]:
+    """Imports of torch or numpy in rooms that do without."""
+    return [
+        f"{path}: {room} imports {module}"
+        for room, path, tree in python_files(source)
+        if room in WITHOUT_TORCH
+        for module in imported_modules(path, tree, source)
+        if module.split(".")[0] in ("torch", "numpy")
+    ]
+
+
+def check_sizes(source: Path) -> list[str]:
+    """Files and functions that are too long, and names that say nothing."""
+    complaints = []
+    for _, path, tree in python_files(source):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_FILE_LINES:
+            complaints.append(f"{path}: {lines} lines")
+        if FORBIDDEN_FILE_NAMES.fullmatch(path.name):
+            complaints.append(f"{path}: a name that says nothing")
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MOST_FUNCTION_LINES:
+                    complaints.append(f"{path}: {node.name} has {length} lines")
+    return complaints
+
+
+def check_docstrings(source: Path) -> list[str]:
+    """Modules that do not say what they promise."""
+    return [f"{path}: no docstring" for _, path, tree in python_files(source) if not ast.get_docstring(tree)]
+
+
+def check_pickles(source: Path) -> list[str]:
+    """Whatever could run code that stands in a file."""
+    complaints = []
+    for _, path, tree in python_files(source):
+        for module in imported_modules(path, tree, source):
+            if module.split(".")[0] in PICKLES:
+                complaints.append(f"{path}: imports {module}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _may_unpickle(node):
+                complaints.append(f"{path}:{node.lineno}: may load a pickle")
+    return complaints
+
+
+def _may_unpickle(call: ast.Call) -> bool:
+    given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+    if given.get("allow_pickle") is True:
+        return True
+    return ast.unparse(call.func) == "torch.load" and given.get("weights_only") is not True
+
+
+RULES: list[Callable[[Path], list[str]]] = [
+    check_arrows,
+    check_torch_free,
+    check_sizes,
+    check_docstrings,
+    check_pickles,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_source_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
+    assert rule(SOURCE) == []
+
+
+def test_the_rules_look_at_every_file() -> None:
+    seen = {path for _, path, _ in python_files(SOURCE)}
+    assert {SOURCE / "errors.py", SOURCE / "capture" / "probe.py", SOURCE / "record" / "run.py"} <= seen
+    assert all(
+        any(imported_modules(path, tree, SOURCE)) for room, path, tree in python_files(SOURCE) if room == "capture"
+    )
+
+
+PLANTED = [
+    (check_arrows, "record/bad.py", "from tensorprobe.capture import capture"),
+    (check_arrows, "compare/bad.py", "import tensorprobe.capture.probe"),
+    (check_arrows, "capture/bad.py", "from tensorprobe.compare import align"),
+    (check_arrows, "capture/bad.py", "def late():\n    from tensorprobe import compare"),
+    (check_arrows, "capture/bad.py", "from ..judge import policy"),
+    (check_arrows, "record/layouts/bad.py", "from ...capture import probe"),
+    (check_arrows, "judge/bad.py", "from tensorprobe.record import open_run"),
+    (check_arrows, "report/bad.py", "from tensorprobe.settings import LEVELS"),
+    (check_arrows, "sim/bad.py", "from tensorprobe.record import open_run"),
+    (check_arrows, "inject/bad.py", "HOOK = 'tensorprobe.capture.autostart:begin'"),
+    (check_arrows, "model/bad.py", "import tensorprobe"),
+    (check_arrows, "errors.py", "from tensorprobe.model import Call"),
+    (check_arrows, "engine/bad.py", "from tensorprobe.cli.main import app"),
+    (check_arrows, "__init__.py", "from tensorprobe.cli import main"),
+    (check_arrows, "cellar/bad.py", "import json"),
+    (check_torch_free, "model/bad.py", "import torch"),
+    (check_torch_free, "judge/bad.py", "def late():\n    from numpy import array"),
+    (check_sizes, "record/bad.py", "x = 1\n" * (MOST_FILE_LINES + 1)),
+    (check_sizes, "record/bad.py", "def long():\n" + "    x = 1\n" * MOST_FUNCTION_LINES),
+    (check_sizes, "record/utils.py", "x = 1"),
+    (check_docstrings, "record/bad.py", "x = 1"),
+    (check_pickles, "record/bad.py", "from pickle import load"),
+    (check_pickles, "record/bad.py", "import torch\ntorch.load('x')"),
+    (check_pickles, "record/bad.py", "import torch\ntorch.load('x', weights_only=False)"),
+    (check_pickles, "record/bad.py", "import numpy\nnumpy.load('x', allow_pickle=True)"),
+]
+
+
+@pytest.mark.parametrize(("rule", "file", "text"), PLANTED)
+def test_a_planted_fault_is_found(rule: Callable[[Path], list[str]], file: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    assert len(rule(tmp_path)) == 1
+    assert str(path) in rule(tmp_path)[0]
+
+
+SOUND = [
+    (
+        "record/good.py",
+        "from tensorprobe.numerics.digest import digest\nfrom . import run\nfrom tensorprobe import rooms",
+    ),
+    ("compare/good.py", "from tensorprobe.record import open_run"),
+    ("cli/good.py", "import tensorprobe\nimport tensorprobe.capture\nHOOK = 'tensorprobe.capture.autostart:begin'"),
+    ("sim/good.py", "from tensorprobe.version import VERSION\nfrom tensorprobe.errors import NotFound"),
+    ("record/layouts/good.py", "import torch\nfrom ..run import Run\ntorch.load('x', weights_only=True)"),
+]
+
+
+@pytest.mark.parametrize(("file", "text"), SOUND)
+def test_what_is_allowed_is_not_complained_of(file: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'"""Planted."""\n{text}\n')
+    assert [rule(tmp_path) for rule in RULES] == [[]] * len(RULES)
+
+
+def test_public_names_are_these() -> None:
+    assert sorted(tensorprobe.__all__) == PUBLIC_NAMES
+    assert all(getattr(tensorprobe, name) is not None for name in PUBLIC_NAMES)
+    assert set(PUBLIC_NAMES) <= set(dir(tensorprobe))
+    with pytest.raises(AttributeError, match="no attribute 'compere'"):
+        tensorprobe.compere  # noqa: B018
+
+
+SHOW_HEAVY_MODULES = "import sys; sys.stderr.write(' '.join(sorted({'torch', 'numpy'} & set(sys.modules))) or 'none')"
+HELP = "import sys; sys.argv[1:] = ['--help']; from tensorprobe.cli.main import app; app(standalone_mode=False)"
+START_UPS = {"import": "import tensorprobe", "help": HELP}
+
+
+@pytest.mark.parametrize("code", START_UPS.values(), ids=START_UPS)
+def test_start_up_imports_neither_torch_nor_numpy(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{SHOW_HEAVY_MODULES}"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "none"
+
+
+def cpu_of(command: list[str]) -> float:
+    """The processor time in seconds that a command took, itself and the kernel for it."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [sys.executable, "-c", "import tensorprobe"],
+        [sys.executable, "-c", "from tensorprobe.cli.main import main; main()", "--help"],
+    ],
+    ids=["import", "help"],
+)
+def test_start_up_takes_little_processor_time(command: list[str]) -> None:
+    best = min(cpu_of(command) for _ in range(3))  # a neighbour on the machine makes some of them slower
+    assert best < MOST_START_UP_CPU_S

@@ -1,0 +1,167 @@
+"""Writes docs/cli.md from the program itself: its commands, their options, and the table of settings.
+
+python tools/make_cli_docs.py            write the file
+python tools/make_cli_docs.py --check    exit 1 when the file is not what would be written
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from typer import Typer
+from typer.models import ArgumentInfo, OptionInfo
+
+from tensorprobe.cli.main import app
+from tensorprobe.settings import SETTINGS_HELP, CaptureSettings
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+
+HEAD = """\
+# The command line
+
+<!-- Written by tools/make_cli_docs.py from the program itself: change the program, then run that. -->
+
+`tensorprobe COMMAND --help` shows the same options. stdout is the result; stderr is progress, warnings and errors.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a check failed: `inspect --verify` found damage |
+| 2 | the input is wrong: no such run, no such call, a setting that makes no sense; `doctor`: capture cannot work here |
+| 3 | a bug of tensorprobe; please report it |
+
+`tensorprobe capture` ends with the exit code of the command it ran, with 128 + the number of the signal that ended
+that command, or with 2 when nothing was recorded.
+"""
+
+SETTINGS_HEAD = """\
+## Settings of a capture
+
+The same settings are keywords of `tensorprobe.capture(...)` and `tensorprobe.Probe(...)`. Sizes may be written as `512M` or `2G`.
+An unknown keyword is an error that names the nearest known one.
+
+| setting | default | meaning | option |
+|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    commands = [_command(name, function) for name, function in list_commands(app)]
+    return "\n".join([HEAD, *commands, SETTINGS_HEAD + "\n".join(_settings())]) + "\n"
+
+
+def list_commands(program: Typer, prefix: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Each command by the words it is called with; those of a group after the group's name."""
+    for command in program.registered_commands:
+        if command.callback is not None:
+            yield prefix + (command.name or command.callback.__name__.replace("_", "-")), command.callback
+    for group in program.registered_groups:
+        if group.typer_instance is not None:
+            yield from list_commands(group.typer_instance, f"{prefix}{group.name or group.typer_instance.info.name} ")
+
+
+def _command(name: str, function: Callable[..., Any]) -> str:
+    arguments, options = [], []
+    for parameter, info, annotation in _parameters(function):
+        if isinstance(info, ArgumentInfo):
+            arguments.append((parameter, info, _is_list(annotation)))
+        else:
+            options.append((parameter, info, annotation))
+    required = [_flags(parameter, info, annotation)[-1] for parameter, info, annotation in options if _required(info)]
+    usage = " ".join(
+        [
+            f"tensorprobe {name}",
+            *(f"{flag} {_metavar(flag)}" for flag in required),
+            "[OPTIONS]",
+            *(_placeholder(parameter, info, many) for parameter, info, many in arguments),
+        ]
+    )
+    lines = [f"## tensorprobe {name}", "", inspect.cleandoc(function.__doc__ or ""), "", f"    {usage}", ""]
+    lines += ["| argument or option | meaning | default |", "|---|---|---|"]
+    lines += [
+        f"| `{_bare(parameter, many)}` | {_cell(info.help)} | {_default(info)} |" for parameter, info, many in arguments
+    ]
+    for parameter, info, annotation in options:
+        flags = ", ".join(f"`{flag}`" for flag in _flags(parameter, info, annotation))
+        again = " (may be given several times)" if _is_list(annotation) else ""
+        lines.append(f"| {flags} | {_cell(info.help)}{again} | {_default(info)} |")
+    return "\n".join([*lines, ""])
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, ArgumentInfo | OptionInfo, Any]]:
+    hints = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if isinstance(parameter.default, (ArgumentInfo, OptionInfo)):
+            yield name, parameter.default, hints[name]
+
+
+def _flags(parameter: str, info: ArgumentInfo | OptionInfo, annotation: Any) -> list[str]:
+    """`-o`, `--out`, `--stacks/--no-stacks`: short ones first."""
+    declared = list(info.param_decls or ())
+    if not declared:
+        long = "--" + parameter.replace("_", "-")
+        declared = [f"{long}/--no-{long[2:]}" if annotation is bool else long]
+    return sorted((flag for entry in declared for flag in entry.split("/")), key=lambda flag: flag.startswith("--"))
+
+
+def _required(info: ArgumentInfo | OptionInfo) -> bool:
+    return info.default is ...
+
+
+def _default(info: ArgumentInfo | OptionInfo) -> str:
+    if _required(info):
+        return "required"
+    if info.default in (None, False, [], ("", "")):
+        return ""
+    return f"`{info.default}`"
+
+
+def _placeholder(parameter: str, info: ArgumentInfo, many: bool) -> str:
+    shown = "-- " + _bare(parameter, many) if many else _bare(parameter, many)
+    return shown if _required(info) else f"[{shown}]"
+
+
+def _bare(parameter: str, many: bool) -> str:
+    return parameter.upper() + ("..." if many else "")
+
+
+def _metavar(flag: str) -> str:
+    return flag.lstrip("-").upper()
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(get_origin(part) is list for part in get_args(annotation))
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|")
+
+
+def _settings() -> Iterator[str]:
+    defaults = CaptureSettings()
+    by_help = {
+        info.help: _flags(parameter, info, annotation)
+        for parameter, info, annotation in _parameters(dict(list_commands(app))["capture"])
+        if isinstance(info, OptionInfo)
+    }
+    for name, meaning in SETTINGS_HELP.items():
+        flags = by_help.get(meaning)
+        option = " ".join(f"`{flag}`" for flag in flags) if flags else "none: Python only"
+        yield f"| `{name}` | {_setting_default(getattr(defaults, name))} | {_cell(meaning)} | {option} |"
+
+
+def _setting_default(value: Any) -> str:
+    if value is None or value == ():
+        return ""
+    return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(PAGE.read_text(encoding="utf-8") != render())
+    PAGE.write_text(render(), encoding="utf-8")
