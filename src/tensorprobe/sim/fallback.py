@@ -270,19 +270,24 @@ def _store(original: Tensor, host: Any, value: Tensor) -> None:
 
 
 def _copy_from(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copies between host and device, and on the device; the one op that sees lazily conjugated tensors."""
+    """Copies on the device and to and from the host; the one op that sees lazily conjugated tensors.
+
+    Faults know the three apart: a tool that reads results off the device must not move the count of the program's own
+    copies.
+    """
     source, target = args[0], args[1]
+    name = "sim::to_host" if target.is_cpu else "sim::to_device" if source.is_cpu else "aten::_copy_from"
     host_target = _hosted(target)
 
     def copy(value: Tensor) -> Tensor:
         return host_target.copy_(value)
 
-    call = OpCall(name="aten::_copy_from", operation=copy, args=(_hosted(source),), kwargs={})
+    call = OpCall(name=name, operation=copy, args=(_hosted(source),), kwargs={})
     result = faults.perform(call, lambda: _first_dtype(call.args))
     if result is not host_target:
         host_target.copy_(result)
     for observer in OBSERVERS:
-        observer("aten::_copy_from", [target])
+        observer(name, [target])
     return target
 
 

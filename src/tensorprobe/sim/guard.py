@@ -22,11 +22,10 @@ _lost: deque[BaseException] = deque(maxlen=16)
 
 
 def make_hooks_and_guard() -> tuple[Any, Any]:
-    """The two objects that torch asks; their classes are made here because their bases are private and may be absent.
-    """
+    """The two objects that torch asks; their classes are made here because their bases are private and may be absent."""
     device_type = torch._C._autograd.DeviceType.PrivateUse1
 
-    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -36,7 +35,7 @@ def make_hooks_and_guard() -> tuple[Any, Any]:
         def is_built(self) -> bool:
             return True
 
-    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+    class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
             try:
                 _surface_pending()

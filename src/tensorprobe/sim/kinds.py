@@ -211,8 +211,7 @@ def _float_type(precision: str) -> torch.dtype:
 
 
 def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any]) -> Any:
-    """The result of `call` as the kind gives it; `output` chooses which floating output is spoiled, None all of them.
-    """
+    """The result of `call` as the kind gives it; `output` chooses which floating output is spoiled, None all of them."""
     if kind in REPLACEMENTS:
         return REPLACEMENTS[kind](call, **params)
     position = -1

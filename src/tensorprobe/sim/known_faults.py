@@ -20,8 +20,7 @@ _FIELDS = set(Fault.__struct_fields__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A fault with a name: what it is like, on which model it shows, and after how many training steps at the latest.
-    """
+    """A fault with a name: what it is like, on which model it shows, and after how many training steps at the latest."""
 
     name: str
     about: str

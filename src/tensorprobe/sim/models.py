@@ -30,7 +30,7 @@ class Workload:
     step: Callable[[], Tensor]
 
 
-class Attention(nn.Module):  # type: ignore[misc]
+class Attention(nn.Module):
     """Causal self-attention; spelled out, or by the fused function."""
 
     def __init__(self, *, fused: bool) -> None:
@@ -52,7 +52,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class Block(nn.Module):
     """Attention and a two-layer perceptron, each behind a layer norm."""
 
     def __init__(self, *, fused: bool) -> None:
@@ -66,7 +66,7 @@ class Block(nn.Module):  # type: ignore[misc]
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class Gpt(nn.Module):  # type: ignore[misc]
+class Gpt(nn.Module):
     """A language model of two blocks."""
 
     def __init__(self, *, fused: bool = False) -> None:
@@ -83,7 +83,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         return self.head(self.norm(x))
 
 
-class Cnn(nn.Module):  # type: ignore[misc]
+class Cnn(nn.Module):
     """Convolutions with batch norm, then an LSTM over the rows, then a classifier."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Cnn(nn.Module):  # type: ignore[misc]
         return self.head(rows.mean(1))
 
 
-class Router(nn.Module):  # type: ignore[misc]
+class Router(nn.Module):
     """A mixture of experts with positions from a running count, and results gathered by scatter-add."""
 
     def __init__(self) -> None:

@@ -198,11 +198,11 @@ def _memory_functions() -> dict[str, Any]:
 def _amp(name: str) -> dict[str, Any]:
     amp = types.ModuleType(f"torch.{name}.amp")
 
-    class autocast(torch.amp.autocast):  # type: ignore[misc]
+    class autocast(torch.amp.autocast):
         def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool | None = None) -> None:
             super().__init__(name, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
-    class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
+    class GradScaler(torch.amp.GradScaler):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(name, *args, **kwargs)
 
