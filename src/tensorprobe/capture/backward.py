@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tensorprobe.capture.flatten import Tensors
+from tensorprobe.capture.snapshot import quiet
 
 _LEAF = 1 << 62
 """Nodes that accumulate into a leaf have the greatest sequence number there is."""
@@ -91,8 +92,9 @@ class Watch:
             current.left[slot] = left - 1
             before = current.sums.pop(slot, None)
             if gradient is not None:
-                gradient = gradient.detach()
-                before = gradient if before is None else before + gradient
+                with quiet():
+                    gradient = gradient.detach()
+                    before = gradient if before is None else before + gradient
             if before is not None and left > 1:
                 current.sums[slot] = before
             else:

@@ -60,7 +60,7 @@ class DispatchTap(TorchDispatchMode):
         name = plan.name or ""
         try:
             with private.no_overrides():
-                in_backward = session.state.recompute is None and private.graph_task() != -1
+                in_backward = private.graph_task() != -1 and session.repetition() is None
                 header = session.aten_header(name, backward=in_backward, origin=_origin() if in_backward else None)
                 if header is None:
                     return None

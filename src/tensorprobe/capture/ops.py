@@ -12,6 +12,8 @@ import torch
 import torch.distributed
 from torch.overrides import resolve_name
 
+from tensorprobe.capture.override_free import COMPOSITES, ENGINES
+
 _QUESTIONS = frozenset(
     "size dim ndimension numel nelement stride storage_offset is_contiguous data_ptr const_data_ptr element_size storage "
     "untyped_storage typed_storage _typed_storage is_floating_point is_complex is_signed is_conj is_neg is_inference "
@@ -55,13 +57,18 @@ class Plan(NamedTuple):
     distributed: bool = False
     allocates: bool = False
     receives: tuple[str, ...] = ()
+    is_leaf: bool = True
 
 
 NOT_AN_OP = Plan(None)
+ENGINE = Plan(None, is_leaf=False)
+"""For functions that run the autograd engine: no operations themselves, but what happens in them is watched."""
 
 
 def plan_function(func: Any) -> Plan:
     """The plan for a function as a TorchFunctionMode meets it."""
+    if func in ENGINES:
+        return ENGINE
     name = getattr(func, "__name__", "")
     if name in _QUESTIONS or name in ("__get__", "__set__", "__delete__"):
         return NOT_AN_OP
@@ -79,7 +86,8 @@ def plan_function(func: Any) -> Plan:
             receives += ("input.0",)
         elif name == "gather":
             receives += ("input.1",)
-    return Plan(canonical, distributed or _may_mutate(name), distributed, name in _ALLOCATIONS, receives)
+    mutates = distributed or _may_mutate(name)
+    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, func not in COMPOSITES)
 
 
 def _canonical(full: str) -> str | None:

@@ -6,6 +6,7 @@ Every tap hands its calls to `emit`. Code of the tool that fails is counted here
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -17,7 +18,7 @@ from tensorprobe.capture.backward import Edges, Watch, find_boundary, find_roots
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.capture.select import Selection, Wanted
 from tensorprobe.capture.snapshot import Snapshots
-from tensorprobe.capture.stacks import StackBook
+from tensorprobe.capture.stacks import OuterStack, StackBook
 from tensorprobe.model import Coverage
 from tensorprobe.record.messages import NO_TOKEN
 from tensorprobe.record.writer import RunWriter
@@ -50,10 +51,14 @@ class Origin(NamedTuple):
 
 
 class Recompute(NamedTuple):
-    """A forward that is being run again: it takes its numbers from what they were the first time."""
+    """A forward that is being run again: it takes its numbers from what they were the first time.
+
+    `task` is the pass of the engine it is run in. A backward that is started inside it is a pass of its own, and no repetition.
+    """
 
     numbers: dict[str, int]
     keeps_graph: bool
+    task: int
 
 
 class ThreadState(threading.local):
@@ -65,19 +70,21 @@ class ThreadState(threading.local):
         self.calls: list[str] = []
         self.recompute: Recompute | None = None
         self.ordinal: int | None = None
+        self.outer_stack: OuterStack | None = None
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
-    """One probe at work. `recording` is false between the wanted steps, after the end, and in a forked child."""
+    """One probe at work. `recording` is false between the wanted steps, after the end, and in a child, which is `forked`."""
 
     def __init__(self, writer: RunWriter, snapshots: Snapshots, selection: Selection, stacks: StackBook | None) -> None:
         self.writer = writer
         self.snapshots = snapshots
         self.selection = selection
         self.recording = False
+        self.forked = False
         self.step = 0
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
@@ -124,52 +131,60 @@ class Session:
             self._stacks.clear()
         self.writer.step(step)
 
-    def number(self, op: str) -> int:
+    def number(self, op: str, recompute: Recompute | None) -> int:
         """The next number of an op."""
-        recompute = self.state.recompute
         numbers = self._numbers if recompute is None else recompute.numbers
         with self._lock:
             number = numbers.get(op, 0)
             numbers[op] = number + 1
         return number
 
+    def repetition(self) -> Recompute | None:
+        """The forward this thread is running again, when it is in that and not in a backward started inside it."""
+        recompute = self.state.recompute
+        return recompute if recompute is None or recompute.task == private.graph_task() else None
+
     def numbers_now(self) -> dict[str, int]:
         """What the next numbers are, for a forward that may be run again."""
-        recompute = self.state.recompute
+        recompute = self.repetition()
         with self._lock:
             return dict(self._numbers if recompute is None else recompute.numbers)
 
     def header(self, op: str, level: str, *, module: str | None = None) -> Header | None:
         """Count a forward call of a module or an API; its header, or None when it is not wanted."""
-        number = self.number(op)
+        state = self.state
+        recompute = None if state.recompute is None else self.repetition()
+        number = self.number(op, recompute)
         if level == "module":
             name, back = f"{op}.forward.{number}", f"{op}.backward.{number}"
         else:
             name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
         self.seen += 1
-        path = module if module is not None else self.module_path()
+        modules = state.modules
+        path = module if module is not None else modules[-1] if modules else ""
         wanted = self.selection.wants(op, name, back, path)
         if not (wanted.forward or wanted.backward):
             return None
-        return self._header(level, name, back, path, wanted)
+        return self._header(state, recompute, level, name, back, path, wanted)
 
     def aten_header(self, op: str, *, backward: bool, origin: Origin | None) -> Header | None:
         """Count an ATen call, which has a direction of its own; `origin` is what it is the backward of."""
         direction = "backward" if backward else "forward"
-        name = f"{op}.{self.number(f'{op}:{direction}')}.{direction}"
+        recompute = self.repetition()
+        name = f"{op}.{self.number(f'{op}:{direction}', recompute)}.{direction}"
         self.seen += 1
         path = self.module_path() if origin is None else origin.module
         wanted = self.selection.wants(op, name, name, path)
         if not (wanted.backward if backward else wanted.forward):
             return None
-        return self._header("aten", name, name, path, wanted, origin)
+        return self._header(self.state, recompute, "aten", name, name, path, wanted, origin)
 
     def attribution(self, op: str) -> Header:
         """The header of an API call that is not recorded itself: what happens in it belongs to it."""
-        number = self.number(op)
-        return self._header(
-            "api", f"{op}.{number}.forward", f"{op}.{number}.backward", self.module_path(), Wanted(False, True)
-        )
+        recompute = self.repetition()
+        number = self.number(op, recompute)
+        name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
+        return self._header(self.state, recompute, "api", name, back, self.module_path(), Wanted(False, True))
 
     def module_path(self) -> str:
         """The path of the innermost module this thread is in."""
@@ -177,16 +192,23 @@ class Session:
         return modules[-1] if modules else ""
 
     def _header(
-        self, level: str, name: str, back: str, path: str, wanted: Wanted, origin: Origin | None = None
+        self,
+        state: ThreadState,
+        recompute: Recompute | None,
+        level: str,
+        name: str,
+        back: str,
+        path: str,
+        wanted: Wanted,
+        origin: Origin | None = None,
     ) -> Header:
-        state = self.state
         if state.ordinal is None:
             self._enter_thread(state)
-        repeat = 0 if state.recompute is None else self._repeat(name)
+        repeat = 0 if recompute is None else self._repeat(name)
         if origin is not None:
             stack = origin.stack
         else:
-            stack = None if self._stacks is None else self._stacks.current(self.writer)
+            stack = None if self._stacks is None else self._stacks.current(self.writer, state.outer_stack)
         parent = state.calls[-1] if state.calls else None
         ordinal = state.ordinal or 0
         call = None if origin is None else origin.call
@@ -242,7 +264,7 @@ class Session:
 
     def watch_backward(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
         """Follow the gradients of a call, if it made nodes and its backward is wanted."""
-        recompute = self.state.recompute
+        recompute = self.repetition()
         if not header.wanted.backward or (recompute is not None and not recompute.keeps_graph):
             return
         roots = find_roots(outputs, start)
@@ -304,6 +326,13 @@ class Session:
         if self.first_error is None:
             self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"
 
+    def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
+        """The stack of whoever calls the module tap, to be called from the frame that stays until the module has returned."""
+        if self._stacks is None:
+            return None
+        frame = sys._getframe(1)
+        return OuterStack(frame, self._stacks.walk(frame.f_back, outer))
+
     def forget(self, slots: list[Any]) -> None:
         """A call will not be recorded after all; its tensors were sent already."""
         tokens = [slot[6] for slot in slots if slot[6] != NO_TOKEN]
@@ -330,6 +359,7 @@ def _stop_in_child() -> None:
     """A forked child (a DataLoader worker) inherits the taps but not the recorder: it records nothing."""
     for session in list(_live):
         session.recording = False
+        session.forked = True
 
 
 os.register_at_fork(after_in_child=_stop_in_child)
