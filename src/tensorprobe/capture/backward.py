@@ -30,7 +30,7 @@ Found = list[tuple[str, torch.Tensor | None]]
 class Watch:
     """The backward of one recorded call. Hooks hold it, so it holds neither tensors nor nodes, except sums under way."""
 
-    __slots__ = ("_edges", "_emit", "_passes", "_several", "_take", "call")
+    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take", "call")
 
     def __init__(self, call: Any, take: Take, emit: Callable[[Any, list[Any]], None]) -> None:
         self.call = call
@@ -39,6 +39,18 @@ class Watch:
         self._edges = 0
         self._several: dict[str, int] = {}
         self._passes: dict[int, _Pass] = {}
+        self._refused: set[int] = set()
+
+    def is_wanted(self, task: int, ask: Callable[[str], bool]) -> bool:
+        """Whether this pass of the engine is to be recorded: asked once, when it reaches the call."""
+        if task in self._passes:
+            return True
+        if task in self._refused:
+            return False
+        if ask(self.call.backward_name):
+            return True
+        self._refused.add(task)
+        return False
 
     def expect(self, slots: list[str]) -> None:
         """The edges that will bring gradients of inputs, by slot; a slot that comes several times gets their sum."""

@@ -30,6 +30,9 @@ class DispatchTap(TorchDispatchMode):
         session = self._session
         if not session.recording or session.state.busy or private.is_compiling():
             return func(*args, **kwargs)
+        if private.is_tracing():
+            session.pass_by_tracing()
+            return func(*args, **kwargs)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = plan_aten(func)
@@ -84,7 +87,7 @@ class DispatchTap(TorchDispatchMode):
         try:
             with private.no_overrides():
                 if raised == "_StopRecomputationError":
-                    session.forget(slots)
+                    session.discard(slots)
                     return
                 if session.selection.outputs:
                     but = ("output",) if plan.allocates else ()

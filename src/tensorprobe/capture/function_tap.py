@@ -17,7 +17,7 @@ from tensorprobe.capture.ops import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITT
 from tensorprobe.capture.override_free import COMPOSITES, ENGINES
 from tensorprobe.capture.session import Header, Session, ThreadState
 
-_is_compiling = private.is_compiling
+_is_compiling, _is_tracing = private.is_compiling, private.is_tracing
 
 
 class FunctionTap(TorchFunctionMode):
@@ -47,6 +47,9 @@ class FunctionTap(TorchFunctionMode):
                 return func(*args, **kwargs)
             with self.visible_inside(kwargs):
                 return ENGINES[func](*args, **kwargs)
+        if _is_tracing():
+            session.pass_by_tracing()
+            return func(*args, **kwargs)
         call = self._before(state, plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -120,6 +123,8 @@ class FunctionTap(TorchFunctionMode):
                         but = ("output",) if plan.allocates else ()
                         call.slots += session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
                     session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1])
+                elif self._record:
+                    session.filter_out()
                 if call.start >= 0 and (call.edges or plan.mutates):
                     follow = session.watch_backward if self._record else session.mark_nodes
                     follow(call.header, call.edges, outputs, call.start)
@@ -134,16 +139,14 @@ class FunctionTap(TorchFunctionMode):
         prefix = "output.changed" if outputs else "output"
         changed = []
         for (slot, tensor), version in zip(call.inputs, call.versions, strict=True):
-            if (plan.distributed or _version(tensor) != version) and id(tensor) not in returned:
+            unseen = plan.distributed or slot in plan.writes
+            if (unseen or _version(tensor) != version) and id(tensor) not in returned:
                 changed.append((f"{prefix}{slot[5:]}", tensor))
         return changed
 
     def _learn(self, func: Any, plan: Plan, call: _OpenCall) -> None:
         """The call was a question, not an operation. So will the next ones be, unless the function may also change arguments."""
-        session = self._session
-        if self._record:
-            session.seen -= 1
-        session.forget(call.slots)
+        self._session.forget(call.slots)
         if not plan.mutates:
             self._plans[func] = NOT_AN_OP
 
@@ -153,10 +156,10 @@ class FunctionTap(TorchFunctionMode):
         session.state.busy = True
         try:
             with private.no_overrides():
-                if type(error).__name__ == "_StopRecomputationError" or not (
-                    call.header.wanted.forward and self._record
-                ):
-                    session.forget(call.slots)
+                if not self._record:
+                    return
+                if type(error).__name__ == "_StopRecomputationError" or not call.header.wanted.forward:
+                    session.discard(call.slots)
                 else:
                     session.emit(
                         call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=type(error).__name__

@@ -50,6 +50,9 @@ class ModuleTap:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         session = self._session
+        if private.is_tracing():
+            session.pass_by_tracing()
+            return original(module, *args, **kwargs)
         state = session.state
         if not state.modules:
             self._before_outermost()
@@ -133,7 +136,7 @@ class ModuleTap:
         try:
             with private.no_overrides():
                 if type(raised).__name__ == "_StopRecomputationError":
-                    session.forget(call.slots)
+                    session.discard(call.slots)
                     return
                 outputs: Tensors = []
                 flatten_result(result, outputs)

@@ -41,6 +41,13 @@ _ALLOCATIONS = frozenset("empty empty_like empty_strided empty_permuted new_empt
 _RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
 _RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
 
+_BY_KEYWORD = ("input.kwargs.running_mean", "input.kwargs.running_var")
+_RUNNING_STATISTICS = {
+    f"{home}.{norm}_norm": (*places, *_BY_KEYWORD)
+    for norm in ("batch", "instance")
+    for home, places in (("Functional", ("input.1", "input.2")), ("Torch", ("input.3", "input.4")))
+}
+
 OUT = ("input.kwargs.out",)
 WRITTEN_ONLY = "only written to by the call"
 UNINITIALISED = "memory not yet initialised"
@@ -50,6 +57,7 @@ class Plan(NamedTuple):
     """How calls of one function are handled. `name` is None for a function that is not an operation.
 
     `receives` are the beginnings of the slots that the call only writes to: what stands in them before is nobody's result.
+    `writes` are slots that the call may change without a trace in the tensor's version.
     """
 
     name: str | None
@@ -58,6 +66,7 @@ class Plan(NamedTuple):
     allocates: bool = False
     receives: tuple[str, ...] = ()
     is_leaf: bool = True
+    writes: tuple[str, ...] = ()
 
 
 NOT_AN_OP = Plan(None)
@@ -86,8 +95,9 @@ def plan_function(func: Any) -> Plan:
             receives += ("input.0",)
         elif name == "gather":
             receives += ("input.1",)
-    mutates = distributed or _may_mutate(name)
-    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, func not in COMPOSITES)
+    writes = _RUNNING_STATISTICS.get(canonical, ())
+    mutates = distributed or bool(writes) or _may_mutate(name)
+    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, func not in COMPOSITES, writes)
 
 
 def _canonical(full: str) -> str | None:

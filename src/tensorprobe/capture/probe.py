@@ -205,6 +205,7 @@ class Probe:
     def _pause(self, session: Session) -> None:
         if not self._paused:
             self._collectives.end_step()
+            session.flush()
             session.recording = False
             self._modes.unfollow_threads()
             self._modes.remove()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tensorprobe.capture import private
 from tensorprobe.capture.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.capture.flatten import Tensors
+from tensorprobe.capture.late import LateSummaries
 from tensorprobe.capture.select import Selection, Wanted
 from tensorprobe.capture.snapshot import Snapshots
 from tensorprobe.capture.stacks import OuterStack, StackBook
@@ -89,7 +90,7 @@ class Session:
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
-        self.seen = self.recorded = self.failed = 0
+        self.recorded = self.filtered = self.failed = 0
         self.first_error: str | None = None
         self._stacks = stacks
         self._numbers: dict[str, int] = {}
@@ -97,17 +98,14 @@ class Session:
         self._threads = 0
         self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
+        self._late = LateSummaries(writer)
+        self._hand_over = self._late.call if snapshots.summary_only else writer.call
         _live.add(self)
-
-    @property
-    def filtered(self) -> int:
-        """Calls seen and not wanted."""
-        return self.seen - self.recorded - self.failed
 
     def coverage(self) -> Coverage:
         """The counts as they are now."""
         return Coverage(
-            seen=self.seen,
+            seen=self.recorded + self.filtered + self.failed,
             recorded=self.recorded,
             filtered=self.filtered,
             failed=self.failed,
@@ -119,6 +117,10 @@ class Session:
             notes=[f"{note} ({count} times)" for note, count in self.notes.items()],
             first_error=self.first_error,
         )
+
+    def pass_by_tracing(self) -> None:
+        """A call was made while torch.jit traced: its shapes are no numbers then, and nothing can be recorded."""
+        self.blind_spots["tracing (torch.jit.trace): calls made meanwhile are not recorded"] += 1
 
     def begin_step(self, step: int) -> None:
         """Numbers start again from 0."""
@@ -159,11 +161,11 @@ class Session:
             name, back = f"{op}.forward.{number}", f"{op}.backward.{number}"
         else:
             name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
-        self.seen += 1
         modules = state.modules
         path = module if module is not None else modules[-1] if modules else ""
         wanted = self.selection.wants(op, name, back, path)
         if not (wanted.forward or wanted.backward):
+            self.filter_out()
             return None
         return self._header(state, recompute, level, name, back, path, wanted)
 
@@ -172,10 +174,10 @@ class Session:
         direction = "backward" if backward else "forward"
         recompute = self.repetition()
         name = f"{op}.{self.number(f'{op}:{direction}', recompute)}.{direction}"
-        self.seen += 1
         path = self.module_path() if origin is None else origin.module
         wanted = self.selection.wants(op, name, name, path)
         if not (wanted.backward if backward else wanted.forward):
+            self.filter_out()
             return None
         return self._header(self.state, recompute, "aten", name, name, path, wanted, origin)
 
@@ -218,8 +220,9 @@ class Session:
         self, header: Header, slots: list[Any], *, args: Any = None, kwargs: Any = None, raised: str | None = None
     ) -> None:
         """Hand over a forward call that has ended."""
-        self.recorded += 1
-        self.writer.call(
+        with self._lock:
+            self.recorded += 1
+        self._hand_over(
             (
                 "call",
                 header.name,
@@ -239,12 +242,12 @@ class Session:
 
     def emit_backward(self, header: Header, slots: list[Any]) -> None:
         """Hand over what a watch has seen."""
-        self.seen += 1
         name = header.backward_name
         repeat = self._repeat(name) - 1
-        self.recorded += 1
+        with self._lock:
+            self.recorded += 1
         parent = None if header.parent is None else _backward_of(header.parent)
-        self.writer.call(
+        self._hand_over(
             (
                 "call",
                 name,
@@ -287,12 +290,12 @@ class Session:
         if watch.call.step != self.step:
             self.notes["backward of a call of an earlier step, not recorded"] += 1
             return
-        if not self.selection.wants_backward_now(watch.call.backward_name):
-            return
         state.busy = True
         try:
             with private.no_overrides():
                 task = private.graph_task()
+                if not watch.is_wanted(task, self.selection.wants_backward_now):
+                    return
                 if take(task):
                     self._expect_end(task, watch)
         except Exception as error:
@@ -322,7 +325,8 @@ class Session:
 
     def tool_failed(self, where: str, error: BaseException) -> None:
         """Count a failure of the tool and remember the first."""
-        self.failed += 1
+        with self._lock:
+            self.failed += 1
         if self.first_error is None:
             self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"
 
@@ -333,8 +337,25 @@ class Session:
         frame = sys._getframe(1)
         return OuterStack(frame, self._stacks.walk(frame.f_back, outer))
 
+    def filter_out(self) -> None:
+        """Count a call that is not wanted."""
+        with self._lock:
+            self.filtered += 1
+
+    def flush(self) -> None:
+        """Hand over the calls whose statistics are still on a device."""
+        try:
+            self._late.flush()
+        except Exception as error:
+            self.tool_failed("statistics on the device", error)
+
+    def discard(self, slots: list[Any]) -> None:
+        """A call that began turns out not to be wanted."""
+        self.filter_out()
+        self.forget(slots)
+
     def forget(self, slots: list[Any]) -> None:
-        """A call will not be recorded after all; its tensors were sent already."""
+        """What looked like a call is none, or is not wanted; its tensors were sent already."""
         tokens = [slot[6] for slot in slots if slot[6] != NO_TOKEN]
         if tokens:
             self.writer.drop(tokens)

@@ -18,6 +18,7 @@ from tensorprobe.capture import private
 from tensorprobe.capture.fast import fast
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.numerics.device_summary import device_moments
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.messages import NO_TOKEN
 from tensorprobe.record.writer import BYTES_SEEN, RunWriter
@@ -57,6 +58,7 @@ class Snapshots:
             state = writer.state.buffer_info()[0]
             self._context = fast.context(_Tensor, _Parameter, _DTYPES, writer, ring, size, state, largest)
         self._structure = mode == "structure"
+        self.summary_only = mode == "summary"
         self._floating_only = floating_only
         self._devices: dict[torch.device, str] = {}
         self.slots = 0
@@ -130,7 +132,7 @@ class Snapshots:
                 return self._skip(name, tensor, found), None
             tensor = found
         known = _DTYPES.get(tensor.dtype)
-        if known is None or tensor.layout is not torch.strided:
+        if known is None or tensor.layout is not torch.strided or tensor.is_nested:
             return self._skip(name, tensor, _why_not(tensor)), None
         if tensor.is_meta:
             return self._skip(name, tensor, "meta tensor, has no values"), None
@@ -141,7 +143,14 @@ class Snapshots:
         if self._structure or (self._floating_only and not floating):
             return slot, None
         self._writer.state[BYTES_SEEN] += tensor.nbytes
-        return slot, _one_block(tensor, stride)
+        if self.summary_only and not tensor.is_cpu:
+            with quiet():
+                slot.append(device_moments(tensor.detach()))
+            return slot, None
+        block = _one_block(tensor, stride)
+        if not block.const_data_ptr() and block.nbytes:
+            return self._skip(name, tensor, "has no memory of its own"), None
+        return slot, block
 
     def _device(self, device: torch.device) -> str:
         name = self._devices.get(device)

@@ -165,8 +165,8 @@ class RunWriter:
         with self.lock:
             if self.failure is not None or self._closed:
                 return
-            pieces, self.pieces = self.pieces, []
-            body = self._encode((pieces, event))
+            body = self._encode((self.pieces, event))  # an event that cannot be encoded must not take the pieces with it
+            self.pieces = []
             try:
                 _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
             except OSError as error:
