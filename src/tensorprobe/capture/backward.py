@@ -30,11 +30,11 @@ Found = list[tuple[str, torch.Tensor | None]]
 class Watch:
     """The backward of one recorded call. Hooks hold it, so it holds neither tensors nor nodes, except sums under way."""
 
-    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take", "call")
+    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take_inputs", "_take_outputs", "call")
 
-    def __init__(self, call: Any, take: Take, emit: Callable[[Any, list[Any]], None]) -> None:
+    def __init__(self, call: Any, takes: tuple[Take, Take], emit: Callable[[Any, list[Any]], None]) -> None:
         self.call = call
-        self._take = take
+        self._take_inputs, self._take_outputs = takes
         self._emit = emit
         self._edges = 0
         self._several: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Watch:
     def gradients_of_outputs(self, task: int, found: Found) -> bool:
         """Called from a hook before a node; whether this pass of the engine is new to the watch."""
         current, new = self._pass(task)
-        current.inputs += self._take([(slot, gradient) for slot, gradient in found if gradient is not None])
+        current.inputs += self._take_inputs([(slot, gradient) for slot, gradient in found if gradient is not None])
         return new
 
     def gradients_of_inputs(self, task: int, found: Found) -> bool:
@@ -69,7 +69,7 @@ class Watch:
         current, new = self._pass(task)
         if self._several:
             found = self._add_up(current, found)
-        current.outputs += self._take([(slot, gradient) for slot, gradient in found if gradient is not None])
+        current.outputs += self._take_outputs([(slot, gradient) for slot, gradient in found if gradient is not None])
         return new
 
     def arrived(self, task: int, edges: int) -> None:
@@ -83,7 +83,7 @@ class Watch:
         """Hand over what came in this pass of the engine; nothing when that was done already."""
         current = self._passes.pop(task, None)
         if current is not None:
-            current.outputs += self._take(list(current.sums.items()))
+            current.outputs += self._take_outputs(list(current.sums.items()))
             self._emit(self.call, current.inputs + current.outputs)
 
     def _pass(self, task: int) -> tuple[_Pass, bool]:

@@ -98,6 +98,8 @@ class Session:
         self._threads = 0
         self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
+        take = snapshots.take
+        self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
         self._late = LateSummaries(writer)
         self._hand_over = self._late.call if snapshots.summary_only else writer.call
         _live.add(self)
@@ -273,7 +275,11 @@ class Session:
         roots = find_roots(outputs, start)
         if roots:
             _, boundary = find_boundary(roots, edges, start)
-            install(Watch(header, self.snapshots.take, self.emit_backward), roots, boundary, self._in_hook)
+            if not self.selection.inputs:
+                roots = dict.fromkeys(roots, [])
+            if not self.selection.outputs:
+                boundary = {}
+            install(Watch(header, self._takes, self.emit_backward), roots, boundary, self._in_hook)
 
     def mark_nodes(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
         """Write on each node of a call whose it is, for ATen calls made in its backward."""
@@ -369,6 +375,10 @@ class Session:
         with self._lock:
             state.ordinal = self._threads
             self._threads += 1
+
+
+def _take_nothing(tensors: Tensors) -> list[Any]:
+    return []
 
 
 def _backward_of(name: str) -> str:

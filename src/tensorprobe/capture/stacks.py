@@ -34,12 +34,14 @@ class StackBook:
 
     def __init__(self) -> None:
         self._ids: dict[tuple[int, ...], int] = {}
+        self._sent: dict[tuple[tuple[str, int, str], ...], int] = {}
         self._shown: dict[int, bool] = {}
         self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
 
     def clear(self) -> None:
         """Start a step: what was sent before will be sent again."""
         self._ids.clear()
+        self._sent.clear()
 
     def current(self, writer: RunWriter, outer: OuterStack | None) -> int:
         """The number of the stack of whoever called torch, sent to the recorder if it is new.
@@ -49,8 +51,12 @@ class StackBook:
         found = self.walk(sys._getframe(2), outer)
         number = self._ids.get(found)
         if number is None:
-            number = self._ids[found] = len(self._ids)
-            writer.stack(number, _describe(sys._getframe(2), self._shown))
+            frames = _describe(sys._getframe(2), self._shown)
+            number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
+            if number is None:
+                number = self._sent[tuple(frames)] = len(self._sent)
+                writer.stack(number, frames)
+            self._ids[found] = number
         return number
 
     def walk(self, frame: FrameType | None, outer: OuterStack | None) -> tuple[int, ...]:

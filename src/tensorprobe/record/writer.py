@@ -6,6 +6,7 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -165,7 +166,9 @@ class RunWriter:
         with self.lock:
             if self.failure is not None or self._closed:
                 return
-            body = self._encode((self.pieces, event))  # an event that cannot be encoded must not take the pieces with it
+            body = self._encode(
+                (self.pieces, event)
+            )  # an event that cannot be encoded must not take the pieces with it
             self.pieces = []
             try:
                 _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
@@ -190,8 +193,7 @@ class _Running(Protocol):
 class _RecorderProcess:
     """The recorder in a process of its own, without torch."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._stderr: bytes | None = None
+    def __init__(self, orders: Orders, part_fd: int) -> None:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from tensorprobe.record.recorder import main; "
             f"main({msgspec.json.encode(orders).decode()!r})"
@@ -201,9 +203,9 @@ class _RecorderProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(orders.ring_fd, orders.pipe_fd),
+            pass_fds=[fd for fd in (orders.ring_fd, orders.pipe_fd, part_fd) if fd != -1],
         )
-        self._last_words: str | None = None
+        self._stderr: bytes | None = None
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -253,18 +255,38 @@ def _start(base: Orders, *, in_process: bool) -> tuple[Ring, int, _Running]:
         pass  # a smaller pipe only makes the trainer wait a little more often
     if not in_process:
         ring = None
+        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json")
         try:
             ring = Ring.shared(base.ring_bytes)
             orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
-            process = _RecorderProcess(orders)
+            process = _RecorderProcess(orders, part_fd)
             os.close(reading)
             return ring, writing, process
         except (OSError, AttributeError):
             if ring is not None:
                 ring.close()
+        finally:
+            if part_fd != -1:
+                os.close(part_fd)
     ring = Ring(base.ring_bytes)
     orders = msgspec.structs.replace(base, pipe_fd=reading)
     return ring, writing, _RecorderThread(orders, ring)
+
+
+def _lock_part(part: Path) -> int:
+    """The rank's part, open and locked, or -1: whoever has it open holds the lock, so the recorder does from its first moment.
+
+    A reader of a run whose trainer is dead sees by it that the recorder is still writing.
+    """
+    try:
+        import fcntl
+
+        fd = os.open(part, os.O_RDONLY)
+    except (ImportError, OSError):
+        return -1
+    with contextlib.suppress(OSError):  # a file system without locks: nobody waits then
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
 
 
 def _write_all(fd: int, data: bytes) -> None:
