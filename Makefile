@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := $(wildcard src/tensorprobe/numerics/*.c src/tensorprobe/numerics/*.h)
-# Workers of pytest. Most of the time goes into processes that tests start, so two keep two cores busy.
+NATIVE := $(wildcard src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
+# Most of the time goes into processes that tests start: two workers keep two cores busy.
 WORKERS ?= 2
 DEMO := demo-output/run
 
@@ -33,7 +33,7 @@ demo: $(READY) ## record a small training and look at the record
 	@echo "  $(BIN)/tensorprobe inspect $(DEMO) --verify                  every byte checked"
 
 test: lint ## lint, then all tests
-	$(BIN)/pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -56,7 +56,7 @@ sanitize: $(READY) ## the C code under the address and undefined-behaviour sanit
 
 clean: ## remove everything that was made, but not .venv
 	rm -rf build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	rm -f src/tensorprobe/numerics/*.so $(READY)
+	rm -f src/tensorprobe/*/*.so $(READY)
 	find src tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
@@ -65,5 +65,5 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 		exit 1; }
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q -c constraints.txt -e '.[test,lint]'
+	@$(BIN)/pip install -qq -c constraints.txt -e '.[test,lint]'
 	@touch $@

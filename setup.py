@@ -1,16 +1,17 @@
-"""Only the optional C extension lives here; everything else is in pyproject.toml."""
+"""Only the optional C extensions live here; everything else is in pyproject.toml."""
 
 from setuptools import Extension, setup
 
-ROOM = "src/tensorprobe/numerics"
+SOURCE = "src/tensorprobe"
+STABLE_ABI = [("Py_LIMITED_API", "0x030A0000")]
 
 setup(
     ext_modules=[
         Extension(
             "tensorprobe.numerics._native",
-            sources=[f"{ROOM}/_native.c"],
-            depends=[f"{ROOM}/_blocks.h", f"{ROOM}/_moments.h"],
-            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            sources=[f"{SOURCE}/numerics/_native.c"],
+            depends=[f"{SOURCE}/numerics/_blocks.h", f"{SOURCE}/numerics/_moments.h"],
+            define_macros=STABLE_ABI,
             py_limited_api=True,
             # No contraction to fused multiply-add: the numpy twin must get the same bits on every processor.
             extra_compile_args=[
@@ -21,7 +22,15 @@ setup(
                 "-ffp-contract=off",
             ],
             optional=True,
-        )
+        ),
+        Extension(
+            "tensorprobe.capture._fast",
+            sources=[f"{SOURCE}/capture/_fast.c"],
+            define_macros=STABLE_ABI,
+            py_limited_api=True,
+            extra_compile_args=["-O2"],
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -11,12 +11,13 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,14 +123,26 @@ def run_rounds(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]
     return [{**vars(task), "rounds": rounds} for task, rounds in measured.items()]
 
 
-def parse_options() -> argparse.Namespace:
-    def words(text: str) -> list[str]:
-        return [word for word in text.split(",") if word]
+def words_of(pattern: str) -> Callable[[str], list[str]]:
+    """A reader of words with commas between, each of which must match `pattern`."""
 
+    def words(text: str) -> list[str]:
+        found = [word for word in text.split(",") if word]
+        for word in found:
+            if not re.fullmatch(pattern, word):
+                raise argparse.ArgumentTypeError(f"{word!r} is not one of {pattern}")
+        return found
+
+    return words
+
+
+def parse_options() -> argparse.Namespace:
+    workloads, modes = words_of("(gpt|resnet)-(tiny|small|medium)(-fb)?"), words_of("tensor|summary|digest")
+    levels = words_of("module|api|mix|aten")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", type=words, default=WORKLOADS, help="commas between; -fb: no optimizer step")
-    parser.add_argument("--modes", type=words, default=["tensor", "summary"], help="tensor, summary, digest")
-    parser.add_argument("--levels", type=words, default=["api"], help="module, api, mix, aten (the peer has no aten)")
+    parser.add_argument("--workloads", type=workloads, default=WORKLOADS, help="commas between; -fb: no optimizer step")
+    parser.add_argument("--modes", type=modes, default=["tensor", "summary"], help="tensor, summary, digest")
+    parser.add_argument("--levels", type=levels, default=["api"], help="module, api, mix, aten (the peer has no aten)")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="leave the published peer out")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
     parser.add_argument("--quick", action="store_true", help="one round of three workloads")

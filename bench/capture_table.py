@@ -41,7 +41,8 @@ COLUMNS = ["step s", "step / plain", "GB/s", "÷ peer", "extra ÷ peer", "MB see
 COLUMNS += ["steady", "stopped", "CPU", "start s"]
 NOTES = """\
 step / plain: captured over plain step, flush included (until the record is closed on disk); median over the rounds
-  (least-greatest). Left out for both tools alike: constructing the tool and start(), shown as `start`.
+  (least-greatest). Left out for both tools alike: start() (`start s`) and, once for a process, loading or constructing
+  the tool (`install_s` in the JSON).
 GB/s: bytes of the tensors seen / (captured step - plain step). ÷ peer: our GB/s over the peer's.
 extra ÷ peer: the peer's added time over ours, whatever bytes each of them counts.
 steady: a captured step within a longer capture, flush not included. stopped: tool installed, capture stopped.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -44,13 +45,10 @@ def recorder_children() -> list[int]:
     """The recorder processes that this process has started and not buried."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
-                command = Path("/proc", pid, "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"tensorprobe.record.recorder" in command:
-                found.append(int(pid))
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            for pid in (task / "children").read_text().split():
+                if b"tensorprobe.record.recorder" in Path("/proc", pid, "cmdline").read_bytes():
+                    found.append(int(pid))
     return found
 
 

@@ -140,7 +140,7 @@ def _choices(given: Any, key: str, allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _texts(given: Any, key: str) -> tuple[str, ...]:
-    entries = (given,) if isinstance(given, str) else tuple(given)
+    entries = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(entry, str) and entry for entry in entries):
         raise SettingsError(f"{key} takes names; got {given!r}.")
     return entries

@@ -212,3 +212,24 @@ def test_gradients_of_autocast_calls_reach_the_float32_weights(tmp_path: Path) -
     for number in range(4):
         backward = the_call(run, f"Functional.linear.{number}.backward")
         assert {"output.1", "output.2"} <= {slot.name for slot in backward.outputs}
+
+
+def test_gradient_that_a_custom_backward_changes_is_recorded_as_it_came_in(tmp_path: Path) -> None:
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient.mul_(2)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Doubling.apply(x)
+
+    data = random_sequence(3).requires_grad_()
+    run = record(tmp_path / "run", lambda: (Module()(data) * torch.arange(3.0)).sum().backward(), level="module")
+    backward = the_call(run, "Module.Module.backward.0")
+    assert value(backward, "input.0").tolist() == [0, 1, 2]
+    assert value(backward, "output.0").tolist() == [0, 2, 4]

@@ -28,9 +28,9 @@ def dead_pid() -> int:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[int]:
-    """A run whose calls.jsonl is locked, as by its recorder; gives the descriptor that holds the lock."""
-    folder = write_run(tmp_path, GOOD)
-    descriptor = os.open(folder / "calls.jsonl", os.O_RDWR | os.O_APPEND)
+    """A run whose open part is locked, as by its recorder; gives the descriptor that holds the lock."""
+    write_run(tmp_path, GOOD)
+    descriptor = os.open(tmp_path / "rank0.json", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     yield descriptor
     os.close(descriptor)
@@ -62,7 +62,8 @@ def test_waiting_ends_when_the_recorder_is_done(
 
     def finish(seconds: float) -> None:
         pauses.append(seconds)
-        os.write(locked, b'{"name":"Torch.mm.1.forward"}\n')
+        with (tmp_path / "step0" / "rank0" / "calls.jsonl").open("ab") as calls:
+            calls.write(b'{"name":"Torch.mm.1.forward"}\n')
         write_rank(tmp_path, closed=True)
         fcntl.flock(locked, fcntl.LOCK_UN)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tensorprobe.capture.flatten import Tensors
+from tensorprobe.capture.snapshot import quiet
 
 _LEAF = 1 << 62
 """Nodes that accumulate into a leaf have the greatest sequence number there is."""
@@ -29,15 +30,27 @@ Found = list[tuple[str, torch.Tensor | None]]
 class Watch:
     """The backward of one recorded call. Hooks hold it, so it holds neither tensors nor nodes, except sums under way."""
 
-    __slots__ = ("_edges", "_emit", "_passes", "_several", "_take", "call")
+    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take_inputs", "_take_outputs", "call")
 
-    def __init__(self, call: Any, take: Take, emit: Callable[[Any, list[Any]], None]) -> None:
+    def __init__(self, call: Any, takes: tuple[Take, Take], emit: Callable[[Any, list[Any]], None]) -> None:
         self.call = call
-        self._take = take
+        self._take_inputs, self._take_outputs = takes
         self._emit = emit
         self._edges = 0
         self._several: dict[str, int] = {}
         self._passes: dict[int, _Pass] = {}
+        self._refused: set[int] = set()
+
+    def is_wanted(self, task: int, ask: Callable[[str], bool]) -> bool:
+        """Whether this pass of the engine is to be recorded: asked once, when it reaches the call."""
+        if task in self._passes:
+            return True
+        if task in self._refused:
+            return False
+        if ask(self.call.backward_name):
+            return True
+        self._refused.add(task)
+        return False
 
     def expect(self, slots: list[str]) -> None:
         """The edges that will bring gradients of inputs, by slot; a slot that comes several times gets their sum."""
@@ -48,7 +61,7 @@ class Watch:
     def gradients_of_outputs(self, task: int, found: Found) -> bool:
         """Called from a hook before a node; whether this pass of the engine is new to the watch."""
         current, new = self._pass(task)
-        current.inputs += self._take([(slot, gradient) for slot, gradient in found if gradient is not None])
+        current.inputs += self._take_inputs([(slot, gradient) for slot, gradient in found if gradient is not None])
         return new
 
     def gradients_of_inputs(self, task: int, found: Found) -> bool:
@@ -56,7 +69,7 @@ class Watch:
         current, new = self._pass(task)
         if self._several:
             found = self._add_up(current, found)
-        current.outputs += self._take([(slot, gradient) for slot, gradient in found if gradient is not None])
+        current.outputs += self._take_outputs([(slot, gradient) for slot, gradient in found if gradient is not None])
         return new
 
     def arrived(self, task: int, edges: int) -> None:
@@ -70,7 +83,7 @@ class Watch:
         """Hand over what came in this pass of the engine; nothing when that was done already."""
         current = self._passes.pop(task, None)
         if current is not None:
-            current.outputs += self._take(list(current.sums.items()))
+            current.outputs += self._take_outputs(list(current.sums.items()))
             self._emit(self.call, current.inputs + current.outputs)
 
     def _pass(self, task: int) -> tuple[_Pass, bool]:
@@ -91,8 +104,9 @@ class Watch:
             current.left[slot] = left - 1
             before = current.sums.pop(slot, None)
             if gradient is not None:
-                gradient = gradient.detach()
-                before = gradient if before is None else before + gradient
+                with quiet():
+                    gradient = gradient.detach()
+                    before = gradient if before is None else before + gradient
             if before is not None and left > 1:
                 current.sums[slot] = before
             else:

@@ -30,6 +30,9 @@ class DispatchTap(TorchDispatchMode):
         session = self._session
         if not session.recording or session.state.busy or private.is_compiling():
             return func(*args, **kwargs)
+        if private.is_tracing():
+            session.pass_by_tracing()
+            return func(*args, **kwargs)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = plan_aten(func)
@@ -60,7 +63,7 @@ class DispatchTap(TorchDispatchMode):
         name = plan.name or ""
         try:
             with private.no_overrides():
-                in_backward = session.state.recompute is None and private.graph_task() != -1
+                in_backward = private.graph_task() != -1 and session.repetition() is None
                 header = session.aten_header(name, backward=in_backward, origin=_origin() if in_backward else None)
                 if header is None:
                     return None
@@ -84,7 +87,7 @@ class DispatchTap(TorchDispatchMode):
         try:
             with private.no_overrides():
                 if raised == "_StopRecomputationError":
-                    session.forget(slots)
+                    session.discard(slots)
                     return
                 if session.selection.outputs:
                     but = ("output",) if plan.allocates else ()

@@ -10,17 +10,24 @@ from typing import Any
 
 import torch
 
+from tensorprobe.capture.fast import fast
+
 Tensors = list[tuple[str, torch.Tensor]]
 
-_INPUTS = [f"input.{i}" for i in range(64)]
-_OUTPUTS = [f"output.{i}" for i in range(64)]
+_MANY = 64
+_INPUTS = [f"input.{i}" for i in range(_MANY)]
+_OUTPUTS = [f"output.{i}" for i in range(_MANY)]
+_REFERENCES = [{"slot": name} for name in _INPUTS]
 _PLAIN = frozenset((int, bool, str, type(None)))
 _NAMED = {torch.dtype: "torch.dtype", torch.layout: "torch.layout", torch.memory_format: "torch.memory_format"}
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> tuple[list[Any], Any]:
     """Add the tensors of a call to `tensors` as `input.0`, `input.1.0`, `input.kwargs.mask`; the two trees come back."""
-    tree = [_walk(value, _INPUTS[i] if i < 64 else f"input.{i}", tensors) for i, value in enumerate(args)]
+    if fast is not None and len(args) <= _MANY:
+        tree = fast.flatten(args, _INPUTS, _REFERENCES, torch.Tensor, tensors, _walk)
+    else:
+        tree = [_walk(value, _INPUTS[i] if i < _MANY else f"input.{i}", tensors) for i, value in enumerate(args)]
     if not kwargs:
         return tree, None
     return tree, {key: _walk(value, f"input.kwargs.{key}", tensors) for key, value in kwargs.items()}
@@ -32,7 +39,7 @@ def flatten_result(result: Any, tensors: Tensors, side: str = "output") -> None:
         tensors.append((f"{side}.0", result))
     elif isinstance(result, (tuple, list)):
         for i, value in enumerate(result):
-            _walk(value, _OUTPUTS[i] if side == "output" and i < 64 else f"{side}.{i}", tensors)
+            _walk(value, _OUTPUTS[i] if side == "output" and i < _MANY else f"{side}.{i}", tensors)
     elif isinstance(result, dict):
         for key, value in result.items():
             _walk(value, f"{side}.{key}", tensors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,9 +13,11 @@ from tensorprobe.capture import private
 from tensorprobe.capture.backward import edges_of
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.flatten import Tensors, flatten_arguments, flatten_result
-from tensorprobe.capture.ops import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
+from tensorprobe.capture.ops import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
 from tensorprobe.capture.override_free import COMPOSITES, ENGINES
-from tensorprobe.capture.session import Header, Session
+from tensorprobe.capture.session import Header, Session, ThreadState
+
+_is_compiling, _is_tracing = private.is_compiling, private.is_tracing
 
 
 class FunctionTap(TorchFunctionMode):
@@ -25,47 +29,55 @@ class FunctionTap(TorchFunctionMode):
         self._collectives = collectives
         self._record = record
         self._plans: dict[Any, Plan] = {}
+        self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if private.is_compiling():
+        if _is_compiling():
             return func(*args, **(kwargs or {}))
-        session = self._session
-        state = session.state
         kwargs = kwargs or {}
-        if not session.recording or state.busy:
-            return func(*args, **kwargs)
-        engine = ENGINES.get(func)
-        if engine is not None:
-            with self:
-                return engine(*args, **kwargs)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = plan_function(func)
-        if plan.name is None:
+        session = self._session
+        state = session.state
+        if state.busy or not session.recording:
             return func(*args, **kwargs)
-        call = self._before(plan, args, kwargs)
+        if plan.name is None:
+            if plan is not ENGINE:
+                return func(*args, **kwargs)
+            with self.visible_inside(kwargs):
+                return ENGINES[func](*args, **kwargs)
+        if _is_tracing():
+            session.pass_by_tracing()
+            return func(*args, **kwargs)
+        call = self._before(state, plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
-        composite = COMPOSITES.get(func)
-        state.calls.append(call.header.name)
         try:
-            if composite is None:
-                result = func(*args, **kwargs)
-            else:
-                with self:
-                    result = composite(*args, **kwargs)
+            result = func(*args, **kwargs) if plan.is_leaf and self._record else self._inside(func, call, args, kwargs)
         except BaseException as error:
             self._raised(call, error)
             raise
-        finally:
-            state.calls.pop()
-        self._after(func, plan, call, result)
+        self._after(state, func, plan, call, result)
         return result
 
-    def _before(self, plan: Plan, args: Any, kwargs: Any) -> _OpenCall | None:
+    def _inside(self, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
+        """Run a function whose parts are recorded too, as calls that belong to it."""
+        calls = self._session.state.calls
+        calls.append(call.header.name)
+        composite = COMPOSITES.get(func)
+        try:
+            if composite is None:
+                return func(*args, **kwargs)
+            with self.visible_inside(kwargs):
+                return composite(*args, **kwargs)
+        finally:
+            calls.pop()
+
+    def _before(self, state: ThreadState, plan: Plan, args: Any, kwargs: Any) -> _OpenCall | None:
         """Count the call and copy its inputs; None when nothing more is to be done about it."""
         session = self._session
-        session.state.busy = True
+        state.busy = True
         try:
             with private.no_overrides():
                 header = (
@@ -88,12 +100,12 @@ class FunctionTap(TorchFunctionMode):
             session.tool_failed(plan.name or "", error)
             return None
         finally:
-            session.state.busy = False
+            state.busy = False
 
-    def _after(self, func: Any, plan: Plan, call: _OpenCall, result: Any) -> None:
+    def _after(self, state: ThreadState, func: Any, plan: Plan, call: _OpenCall, result: Any) -> None:
         """Copy the outputs, hand the call over, and follow its gradients."""
         session = self._session
-        session.state.busy = True
+        state.busy = True
         try:
             with private.no_overrides():
                 outputs: Tensors = []
@@ -111,13 +123,15 @@ class FunctionTap(TorchFunctionMode):
                         but = ("output",) if plan.allocates else ()
                         call.slots += session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
                     session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1])
+                elif self._record:
+                    session.filter_out()
                 if call.start >= 0 and (call.edges or plan.mutates):
                     follow = session.watch_backward if self._record else session.mark_nodes
                     follow(call.header, call.edges, outputs, call.start)
         except Exception as error:
             session.tool_failed(call.header.name, error)
         finally:
-            session.state.busy = False
+            state.busy = False
 
     def _changed(self, plan: Plan, call: _OpenCall, outputs: Tensors) -> Tensors:
         """The arguments that the call has changed are outputs too. A collective changes them without saying so."""
@@ -125,16 +139,14 @@ class FunctionTap(TorchFunctionMode):
         prefix = "output.changed" if outputs else "output"
         changed = []
         for (slot, tensor), version in zip(call.inputs, call.versions, strict=True):
-            if (plan.distributed or _version(tensor) != version) and id(tensor) not in returned:
+            unseen = plan.distributed or slot in plan.writes
+            if (unseen or _version(tensor) != version) and id(tensor) not in returned:
                 changed.append((f"{prefix}{slot[5:]}", tensor))
         return changed
 
     def _learn(self, func: Any, plan: Plan, call: _OpenCall) -> None:
         """The call was a question, not an operation. So will the next ones be, unless the function may also change arguments."""
-        session = self._session
-        if self._record:
-            session.seen -= 1
-        session.forget(call.slots)
+        self._session.forget(call.slots)
         if not plan.mutates:
             self._plans[func] = NOT_AN_OP
 
@@ -144,10 +156,10 @@ class FunctionTap(TorchFunctionMode):
         session.state.busy = True
         try:
             with private.no_overrides():
-                if type(error).__name__ == "_StopRecomputationError" or not (
-                    call.header.wanted.forward and self._record
-                ):
-                    session.forget(call.slots)
+                if not self._record:
+                    return
+                if type(error).__name__ == "_StopRecomputationError" or not call.header.wanted.forward:
+                    session.discard(call.slots)
                 else:
                     session.emit(
                         call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=type(error).__name__

@@ -24,29 +24,59 @@ class ModeStack:
         self._function = function
         self._dispatch = dispatch
         self._original_run: Any = None
+        self._due: bool | None = None
 
     def install(self) -> None:
-        """Put the modes below all others of this thread."""
+        """Put the modes below all others of this thread; once the backward is over when this is called inside of one.
+
+        The engine works on copies of the stacks: what is changed there is undone when it is done.
+        """
+        if private.graph_task() != -1:
+            self._due = True
+            return
+        self.remove()
         if self._function is not None:
             with _lifted_function_modes():
                 private.push_function_mode(self._function)
         if self._dispatch is not None:
-            with _lifted_dispatch_modes():
+            with _lifted_dispatch_modes() as lifted:
                 self._dispatch.__enter__()
+                if lifted:
+                    _slip_flags_under(self._dispatch, lifted[-1])
 
     def remove(self) -> None:
         """Take the modes out of this thread's stacks, wherever they are; nothing when they are not there."""
+        if private.graph_task() != -1:
+            self._due = False
+            return
+        self._due = None
         if self._function is not None:
-            above = []
-            while private.function_modes():
-                mode = private.pop_function_mode()
-                if mode is self._function:
-                    break
-                above.append(mode)
-            for mode in reversed(above):
-                private.push_function_mode(mode)
+            _remove_function(self._function)
         if self._dispatch is not None:
             _remove_dispatch(self._dispatch)
+
+    def settle(self) -> None:
+        """Do what could not be done inside a backward."""
+        if self._due is not None and private.graph_task() == -1:
+            (self.install if self._due else self.remove)()
+
+    @contextlib.contextmanager
+    def visible_inside(self, kwargs: dict[str, Any]) -> Iterator[None]:
+        """In the handler of the function mode: let it see what is called inside. `kwargs` are those torch gave to the handler.
+
+        A hook may have removed the modes, but torch has put this one aside and will put it back when the handler returns.
+        It is taken away after that: when torch lets go of `kwargs`, the last thing it does.
+        """
+        if self._function is None:
+            yield
+            return
+        private.push_function_mode(self._function)
+        try:
+            yield
+        finally:
+            still_on = _remove_function(self._function)
+            if not still_on or self._due is False:
+                kwargs["tensorprobe"] = _WhenLetGo(self)
 
     def follow_threads(self) -> None:
         """From now on threads that are started have the modes while they run."""
@@ -69,6 +99,30 @@ class ModeStack:
             self._original_run = None
 
 
+class _WhenLetGo:
+    """Takes modes away when nobody holds this any more."""
+
+    def __init__(self, stack: ModeStack) -> None:
+        self._stack = stack
+
+    def __del__(self) -> None:
+        self._stack.remove()
+
+
+def _remove_function(function: TorchFunctionMode) -> bool:
+    """Take a mode out of this thread's stack, wherever it is; whether it was there."""
+    above = []
+    found = False
+    while not found and private.function_modes():
+        mode = private.pop_function_mode()
+        found = mode is function
+        if not found:
+            above.append(mode)
+    for mode in reversed(above):
+        private.push_function_mode(mode)
+    return found
+
+
 @contextlib.contextmanager
 def _lifted_function_modes() -> Iterator[None]:
     lifted = [private.pop_function_mode() for _ in range(private.function_modes())]
@@ -80,10 +134,11 @@ def _lifted_function_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lifted_dispatch_modes() -> Iterator[None]:
+def _lifted_dispatch_modes() -> Iterator[list[Any]]:
+    """The modes that were there, topmost first, while they are away."""
     lifted = [private.pop_dispatch_mode() for _ in range(private.dispatch_modes())]
     try:
-        yield
+        yield lifted
     finally:
         for mode in reversed(lifted):
             private.push_dispatch_mode(mode)
@@ -108,6 +163,15 @@ def _remove_dispatch(dispatch: TorchDispatchMode) -> None:
         dispatch.__exit__(None, None, None)
     for mode in reversed(above):
         private.push_dispatch_mode(mode)
+
+
+def _slip_flags_under(arriving: Any, above: Any) -> None:
+    """The reverse of handing over: the one above must answer that a mode was on before it, and ours what it would have."""
+    for name, flags in vars(arriving).items():
+        theirs = getattr(above, name, None) if name.startswith("old_") and name.endswith("_flags") else None
+        if flags and theirs:
+            # ours lets compilation be: of that flag the one above keeps its own answer
+            flags[-1], theirs[-1] = theirs[-1], theirs[-1] if "compile_internals" in name else True
 
 
 def _hand_over_flags(leaving: Any, above: Any) -> None:

@@ -19,12 +19,13 @@ from tensorprobe.capture.session import Header, Session
 
 
 class ModuleTap:
-    """Watches calls of modules. `on_outermost` is told of each call that is made from no other module."""
+    """Watches calls of modules. `before` is called ahead of each call that is made from no other module."""
 
-    def __init__(self, session: Session, names: ModuleNames, *, record: bool) -> None:
+    def __init__(self, session: Session, names: ModuleNames, *, record: bool, before: Callable[[], None]) -> None:
         self._session = session
         self._names = names
         self._record = record
+        self._before_outermost = before
         self._original: Callable[..., Any] | None = None
         self._looked_at: set[int] = set()
 
@@ -48,15 +49,24 @@ class ModuleTap:
             self._original = None
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        state = self._session.state
+        session = self._session
+        if private.is_tracing():
+            session.pass_by_tracing()
+            return original(module, *args, **kwargs)
+        state = session.state
+        if not state.modules:
+            self._before_outermost()
         path = self._path(module, outermost=not state.modules)
         state.modules.append(path)
+        outer = state.outer_stack
+        state.outer_stack = session.outer_stack(outer)
         try:
             if not self._record or inner_module(module) is not None:
                 return original(module, *args, **kwargs)
             return self._recorded_call(original, module, path, args, kwargs)
         finally:
             state.modules.pop()
+            state.outer_stack = outer
 
     def _path(self, module: nn.Module, *, outermost: bool) -> str:
         """Where the module is in the model. A model nobody told us of is learnt when it is first called from outside."""
@@ -126,7 +136,7 @@ class ModuleTap:
         try:
             with private.no_overrides():
                 if type(raised).__name__ == "_StopRecomputationError":
-                    session.forget(call.slots)
+                    session.discard(call.slots)
                     return
                 outputs: Tensors = []
                 flatten_result(result, outputs)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed
 from torch.overrides import resolve_name
 
+from tensorprobe.capture.override_free import COMPOSITES, ENGINES
+
 _QUESTIONS = frozenset(
     "size dim ndimension numel nelement stride storage_offset is_contiguous data_ptr const_data_ptr element_size storage "
     "untyped_storage typed_storage _typed_storage is_floating_point is_complex is_signed is_conj is_neg is_inference "
@@ -39,6 +41,13 @@ _ALLOCATIONS = frozenset("empty empty_like empty_strided empty_permuted new_empt
 _RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
 _RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
 
+_BY_KEYWORD = ("input.kwargs.running_mean", "input.kwargs.running_var")
+_RUNNING_STATISTICS = {
+    f"{home}.{norm}_norm": (*places, *_BY_KEYWORD)
+    for norm in ("batch", "instance")
+    for home, places in (("Functional", ("input.1", "input.2")), ("Torch", ("input.3", "input.4")))
+}
+
 OUT = ("input.kwargs.out",)
 WRITTEN_ONLY = "only written to by the call"
 UNINITIALISED = "memory not yet initialised"
@@ -48,6 +57,7 @@ class Plan(NamedTuple):
     """How calls of one function are handled. `name` is None for a function that is not an operation.
 
     `receives` are the beginnings of the slots that the call only writes to: what stands in them before is nobody's result.
+    `writes` are slots that the call may change without a trace in the tensor's version.
     """
 
     name: str | None
@@ -55,13 +65,19 @@ class Plan(NamedTuple):
     distributed: bool = False
     allocates: bool = False
     receives: tuple[str, ...] = ()
+    is_leaf: bool = True
+    writes: tuple[str, ...] = ()
 
 
 NOT_AN_OP = Plan(None)
+ENGINE = Plan(None, is_leaf=False)
+"""For functions that run the autograd engine: no operations themselves, but what happens in them is watched."""
 
 
 def plan_function(func: Any) -> Plan:
     """The plan for a function as a TorchFunctionMode meets it."""
+    if func in ENGINES:
+        return ENGINE
     name = getattr(func, "__name__", "")
     if name in _QUESTIONS or name in ("__get__", "__set__", "__delete__"):
         return NOT_AN_OP
@@ -79,7 +95,9 @@ def plan_function(func: Any) -> Plan:
             receives += ("input.0",)
         elif name == "gather":
             receives += ("input.1",)
-    return Plan(canonical, distributed or _may_mutate(name), distributed, name in _ALLOCATIONS, receives)
+    writes = _RUNNING_STATISTICS.get(canonical, ())
+    mutates = distributed or bool(writes) or _may_mutate(name)
+    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, func not in COMPOSITES, writes)
 
 
 def _canonical(full: str) -> str | None:

@@ -33,6 +33,7 @@ push_dispatch_mode: Callable[[Any], None] = _need("_C._push_on_torch_dispatch_st
 _pop_dispatch: Callable[[Any], Any] = _need("_C._pop_torch_dispatch_stack")
 dispatch_modes: Callable[[], int] = _need("_C._len_torch_dispatch_stack")
 is_compiling: Callable[[], bool] = _need("compiler.is_compiling")
+is_tracing: Callable[[], bool] = _need("_C._is_tracing")
 
 
 def pop_dispatch_mode() -> Any:

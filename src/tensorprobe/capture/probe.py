@@ -97,18 +97,23 @@ class Probe:
                 self._begin(rank, world_size)
         except BaseException:
             _active = None
-            self._session = None
+            session, self._session = self._session, None
+            if session is not None:
+                session.writer.close(msgspec.to_builtins(session.coverage()), {}, self._model_device)
             raise
         return self
 
     def step(self) -> None:
         """Say that a training step has ended."""
-        if self._session is not None:
+        if self._session is not None and not self._session.forked:
             self._steps.take_over()
             self._next_step()
 
     def stop(self) -> Coverage | None:
-        """End the run and wait until it is on disk. Everything that was installed is gone. The coverage comes back."""
+        """End the run and wait until it is on disk. Everything that was installed is gone. The coverage comes back.
+
+        In a forked child only what it inherited is removed: the run goes on in the parent.
+        """
         global _active
         session, self._session = self._session, None
         if session is None:
@@ -120,6 +125,8 @@ class Probe:
         for tap in (self._modules, self._recompute, self._collectives, self._steps):
             tap.remove()
         _active = None
+        if session.forked:
+            return None
         self.coverage = self._close(session)
         self._warn(session)
         return self.coverage
@@ -161,11 +168,13 @@ class Probe:
     def _install(self, session: Session) -> None:
         level = self.settings.level
         self._collectives = Collectives(session)
-        self._modules = ModuleTap(session, self._names, record=level in ("module", "mix"))
         self._recompute = RecomputeTap(session)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
         function = None if level == "module" else FunctionTap(session, self._collectives, record=level != "aten")
         self._modes = ModeStack(function, DispatchTap(session) if level == "aten" else None)
+        if function is not None:
+            function.visible_inside = self._modes.visible_inside
+        self._modules = ModuleTap(session, self._names, record=level in ("module", "mix"), before=self._modes.settle)
         self._paused = True
         try:
             for tap in (self._modules, self._recompute, self._collectives, self._steps):
@@ -178,7 +187,7 @@ class Probe:
 
     def _next_step(self) -> None:
         session = self._session
-        if session is not None:
+        if session is not None and not session.forked:
             self._pause(session)
             self._step += 1
             self._resume_if_wanted(session)
@@ -196,6 +205,7 @@ class Probe:
     def _pause(self, session: Session) -> None:
         if not self._paused:
             self._collectives.end_step()
+            session.flush()
             session.recording = False
             self._modes.unfollow_threads()
             self._modes.remove()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.utils.checkpoint as checkpoint
 
+from tensorprobe.capture import private
 from tensorprobe.capture.session import Recompute, Session
 
 
@@ -48,7 +49,7 @@ class RecomputeTap:
         if numbers is None or not self._session.recording:
             yield
             return
-        before, state.recompute = state.recompute, Recompute(dict(numbers), keeps_graph)
+        before, state.recompute = state.recompute, Recompute(dict(numbers), keeps_graph, private.graph_task())
         try:
             yield
         finally:

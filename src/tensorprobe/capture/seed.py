@@ -35,7 +35,8 @@ def seed_all(seed: int = 1234, mode: bool = False) -> None:
     if mode:
         for variable, value in _DETERMINISTIC_ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
-        torch.use_deterministic_algorithms(True)
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
 

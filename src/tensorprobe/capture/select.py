@@ -82,7 +82,7 @@ class Selection:
 
     def unmatched(self) -> dict[str, list[str]]:
         """What was asked for and never met, each with the nearest names that were."""
-        met = [*self._met, *(_stem(name) for name in self._met)]
+        met = [*dict.fromkeys([*self._met, *map(_stem, self._met)])]
         return {pattern: nearest(pattern, met) for pattern in self._patterns if pattern not in self._hit}
 
     def _is_named(self, name: str) -> bool:

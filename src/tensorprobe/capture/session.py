@@ -6,6 +6,7 @@ Every tap hands its calls to `emit`. Code of the tool that fails is counted here
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 from tensorprobe.capture import private
 from tensorprobe.capture.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.capture.flatten import Tensors
+from tensorprobe.capture.late import LateSummaries
 from tensorprobe.capture.select import Selection, Wanted
 from tensorprobe.capture.snapshot import Snapshots
-from tensorprobe.capture.stacks import StackBook
+from tensorprobe.capture.stacks import OuterStack, StackBook
 from tensorprobe.model import Coverage
 from tensorprobe.record.messages import NO_TOKEN
 from tensorprobe.record.writer import RunWriter
@@ -50,10 +52,14 @@ class Origin(NamedTuple):
 
 
 class Recompute(NamedTuple):
-    """A forward that is being run again: it takes its numbers from what they were the first time."""
+    """A forward that is being run again: it takes its numbers from what they were the first time.
+
+    `task` is the pass of the engine it is run in. A backward that is started inside it is a pass of its own, and no repetition.
+    """
 
     numbers: dict[str, int]
     keeps_graph: bool
+    task: int
 
 
 class ThreadState(threading.local):
@@ -65,24 +71,26 @@ class ThreadState(threading.local):
         self.calls: list[str] = []
         self.recompute: Recompute | None = None
         self.ordinal: int | None = None
+        self.outer_stack: OuterStack | None = None
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
-    """One probe at work. `recording` is false between the wanted steps, after the end, and in a forked child."""
+    """One probe at work. `recording` is false between the wanted steps, after the end, and in a child, which is `forked`."""
 
     def __init__(self, writer: RunWriter, snapshots: Snapshots, selection: Selection, stacks: StackBook | None) -> None:
         self.writer = writer
         self.snapshots = snapshots
         self.selection = selection
         self.recording = False
+        self.forked = False
         self.step = 0
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
-        self.seen = self.recorded = self.failed = 0
+        self.recorded = self.filtered = self.failed = 0
         self.first_error: str | None = None
         self._stacks = stacks
         self._numbers: dict[str, int] = {}
@@ -90,17 +98,16 @@ class Session:
         self._threads = 0
         self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
+        take = snapshots.take
+        self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
+        self._late = LateSummaries(writer)
+        self._hand_over = self._late.call if snapshots.summary_only else writer.call
         _live.add(self)
-
-    @property
-    def filtered(self) -> int:
-        """Calls seen and not wanted."""
-        return self.seen - self.recorded - self.failed
 
     def coverage(self) -> Coverage:
         """The counts as they are now."""
         return Coverage(
-            seen=self.seen,
+            seen=self.recorded + self.filtered + self.failed,
             recorded=self.recorded,
             filtered=self.filtered,
             failed=self.failed,
@@ -113,6 +120,10 @@ class Session:
             first_error=self.first_error,
         )
 
+    def pass_by_tracing(self) -> None:
+        """A call was made while torch.jit traced: its shapes are no numbers then, and nothing can be recorded."""
+        self.blind_spots["tracing (torch.jit.trace): calls made meanwhile are not recorded"] += 1
+
     def begin_step(self, step: int) -> None:
         """Numbers start again from 0."""
         self.step = step
@@ -124,52 +135,60 @@ class Session:
             self._stacks.clear()
         self.writer.step(step)
 
-    def number(self, op: str) -> int:
+    def number(self, op: str, recompute: Recompute | None) -> int:
         """The next number of an op."""
-        recompute = self.state.recompute
         numbers = self._numbers if recompute is None else recompute.numbers
         with self._lock:
             number = numbers.get(op, 0)
             numbers[op] = number + 1
         return number
 
+    def repetition(self) -> Recompute | None:
+        """The forward this thread is running again, when it is in that and not in a backward started inside it."""
+        recompute = self.state.recompute
+        return recompute if recompute is None or recompute.task == private.graph_task() else None
+
     def numbers_now(self) -> dict[str, int]:
         """What the next numbers are, for a forward that may be run again."""
-        recompute = self.state.recompute
+        recompute = self.repetition()
         with self._lock:
             return dict(self._numbers if recompute is None else recompute.numbers)
 
     def header(self, op: str, level: str, *, module: str | None = None) -> Header | None:
         """Count a forward call of a module or an API; its header, or None when it is not wanted."""
-        number = self.number(op)
+        state = self.state
+        recompute = None if state.recompute is None else self.repetition()
+        number = self.number(op, recompute)
         if level == "module":
             name, back = f"{op}.forward.{number}", f"{op}.backward.{number}"
         else:
             name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
-        self.seen += 1
-        path = module if module is not None else self.module_path()
+        modules = state.modules
+        path = module if module is not None else modules[-1] if modules else ""
         wanted = self.selection.wants(op, name, back, path)
         if not (wanted.forward or wanted.backward):
+            self.filter_out()
             return None
-        return self._header(level, name, back, path, wanted)
+        return self._header(state, recompute, level, name, back, path, wanted)
 
     def aten_header(self, op: str, *, backward: bool, origin: Origin | None) -> Header | None:
         """Count an ATen call, which has a direction of its own; `origin` is what it is the backward of."""
         direction = "backward" if backward else "forward"
-        name = f"{op}.{self.number(f'{op}:{direction}')}.{direction}"
-        self.seen += 1
+        recompute = self.repetition()
+        name = f"{op}.{self.number(f'{op}:{direction}', recompute)}.{direction}"
         path = self.module_path() if origin is None else origin.module
         wanted = self.selection.wants(op, name, name, path)
         if not (wanted.backward if backward else wanted.forward):
+            self.filter_out()
             return None
-        return self._header("aten", name, name, path, wanted, origin)
+        return self._header(self.state, recompute, "aten", name, name, path, wanted, origin)
 
     def attribution(self, op: str) -> Header:
         """The header of an API call that is not recorded itself: what happens in it belongs to it."""
-        number = self.number(op)
-        return self._header(
-            "api", f"{op}.{number}.forward", f"{op}.{number}.backward", self.module_path(), Wanted(False, True)
-        )
+        recompute = self.repetition()
+        number = self.number(op, recompute)
+        name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
+        return self._header(self.state, recompute, "api", name, back, self.module_path(), Wanted(False, True))
 
     def module_path(self) -> str:
         """The path of the innermost module this thread is in."""
@@ -177,16 +196,23 @@ class Session:
         return modules[-1] if modules else ""
 
     def _header(
-        self, level: str, name: str, back: str, path: str, wanted: Wanted, origin: Origin | None = None
+        self,
+        state: ThreadState,
+        recompute: Recompute | None,
+        level: str,
+        name: str,
+        back: str,
+        path: str,
+        wanted: Wanted,
+        origin: Origin | None = None,
     ) -> Header:
-        state = self.state
         if state.ordinal is None:
             self._enter_thread(state)
-        repeat = 0 if state.recompute is None else self._repeat(name)
+        repeat = 0 if recompute is None else self._repeat(name)
         if origin is not None:
             stack = origin.stack
         else:
-            stack = None if self._stacks is None else self._stacks.current(self.writer)
+            stack = None if self._stacks is None else self._stacks.current(self.writer, state.outer_stack)
         parent = state.calls[-1] if state.calls else None
         ordinal = state.ordinal or 0
         call = None if origin is None else origin.call
@@ -196,8 +222,9 @@ class Session:
         self, header: Header, slots: list[Any], *, args: Any = None, kwargs: Any = None, raised: str | None = None
     ) -> None:
         """Hand over a forward call that has ended."""
-        self.recorded += 1
-        self.writer.call(
+        with self._lock:
+            self.recorded += 1
+        self._hand_over(
             (
                 "call",
                 header.name,
@@ -217,12 +244,12 @@ class Session:
 
     def emit_backward(self, header: Header, slots: list[Any]) -> None:
         """Hand over what a watch has seen."""
-        self.seen += 1
         name = header.backward_name
         repeat = self._repeat(name) - 1
-        self.recorded += 1
+        with self._lock:
+            self.recorded += 1
         parent = None if header.parent is None else _backward_of(header.parent)
-        self.writer.call(
+        self._hand_over(
             (
                 "call",
                 name,
@@ -242,13 +269,17 @@ class Session:
 
     def watch_backward(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
         """Follow the gradients of a call, if it made nodes and its backward is wanted."""
-        recompute = self.state.recompute
+        recompute = self.repetition()
         if not header.wanted.backward or (recompute is not None and not recompute.keeps_graph):
             return
         roots = find_roots(outputs, start)
         if roots:
             _, boundary = find_boundary(roots, edges, start)
-            install(Watch(header, self.snapshots.take, self.emit_backward), roots, boundary, self._in_hook)
+            if not self.selection.inputs:
+                roots = dict.fromkeys(roots, [])
+            if not self.selection.outputs:
+                boundary = {}
+            install(Watch(header, self._takes, self.emit_backward), roots, boundary, self._in_hook)
 
     def mark_nodes(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
         """Write on each node of a call whose it is, for ATen calls made in its backward."""
@@ -265,12 +296,12 @@ class Session:
         if watch.call.step != self.step:
             self.notes["backward of a call of an earlier step, not recorded"] += 1
             return
-        if not self.selection.wants_backward_now(watch.call.backward_name):
-            return
         state.busy = True
         try:
             with private.no_overrides():
                 task = private.graph_task()
+                if not watch.is_wanted(task, self.selection.wants_backward_now):
+                    return
                 if take(task):
                     self._expect_end(task, watch)
         except Exception as error:
@@ -300,12 +331,37 @@ class Session:
 
     def tool_failed(self, where: str, error: BaseException) -> None:
         """Count a failure of the tool and remember the first."""
-        self.failed += 1
+        with self._lock:
+            self.failed += 1
         if self.first_error is None:
             self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"
 
+    def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
+        """The stack of whoever calls the module tap, to be called from the frame that stays until the module has returned."""
+        if self._stacks is None:
+            return None
+        frame = sys._getframe(1)
+        return OuterStack(frame, self._stacks.walk(frame.f_back, outer))
+
+    def filter_out(self) -> None:
+        """Count a call that is not wanted."""
+        with self._lock:
+            self.filtered += 1
+
+    def flush(self) -> None:
+        """Hand over the calls whose statistics are still on a device."""
+        try:
+            self._late.flush()
+        except Exception as error:
+            self.tool_failed("statistics on the device", error)
+
+    def discard(self, slots: list[Any]) -> None:
+        """A call that began turns out not to be wanted."""
+        self.filter_out()
+        self.forget(slots)
+
     def forget(self, slots: list[Any]) -> None:
-        """A call will not be recorded after all; its tensors were sent already."""
+        """What looked like a call is none, or is not wanted; its tensors were sent already."""
         tokens = [slot[6] for slot in slots if slot[6] != NO_TOKEN]
         if tokens:
             self.writer.drop(tokens)
@@ -321,6 +377,10 @@ class Session:
             self._threads += 1
 
 
+def _take_nothing(tensors: Tensors) -> list[Any]:
+    return []
+
+
 def _backward_of(name: str) -> str:
     parts = name.rsplit(".", 2)
     return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
@@ -330,6 +390,7 @@ def _stop_in_child() -> None:
     """A forked child (a DataLoader worker) inherits the taps but not the recorder: it records nothing."""
     for session in list(_live):
         session.recording = False
+        session.forked = True
 
 
 os.register_at_fork(after_in_child=_stop_in_child)

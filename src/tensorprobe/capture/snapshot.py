@@ -15,11 +15,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tensorprobe.capture import private
+from tensorprobe.capture.fast import fast
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.numerics.device_summary import device_moments
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.messages import NO_TOKEN
-from tensorprobe.record.writer import RunWriter
+from tensorprobe.record.writer import BYTES_SEEN, RunWriter
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
@@ -48,40 +50,55 @@ class Snapshots:
     """Takes tensors for one probe. `mode` and `floating_only` decide how much of each; what is left out is counted."""
 
     def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
+        self._writer = writer
         self._put = writer.put
+        self._context = None
+        if fast is not None and mode != "structure" and not floating_only:
+            ring, size, largest = writer.ring
+            state = writer.state.buffer_info()[0]
+            self._context = fast.context(_Tensor, _Parameter, _DTYPES, writer, ring, size, state, largest)
         self._structure = mode == "structure"
+        self.summary_only = mode == "summary"
         self._floating_only = floating_only
         self._devices: dict[torch.device, str] = {}
         self.slots = 0
-        self.bytes_seen = 0
         self.skipped: Counter[str] = Counter()
+
+    @property
+    def bytes_seen(self) -> int:
+        """How many bytes of values were looked at."""
+        return self._writer.state[BYTES_SEEN]
 
     def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotFields]:
         """The slots of tensors, ready to be sent. Those whose names begin with one of `but` go without values, for the reason given.
 
         Call it with overrides off. It never fails: what cannot be read is skipped. This is the hottest loop of capture.
         """
+        if not tensors:
+            return []
+        if self._context is not None and not but:
+            with self._writer.lock:
+                slots: list[SlotFields] = fast.take(self._context, tensors)  # type: ignore[union-attr]
+            if None in slots:
+                with_care = iter(
+                    self._take_with_care(
+                        [t for t, slot in zip(tensors, slots, strict=True) if slot is None], but, reason
+                    )
+                )
+                slots = [next(with_care) if slot is None else slot for slot in slots]
+        else:
+            slots = self._take_with_care(tensors, but, reason)
+        self.slots += len(slots)
+        return slots
+
+    def _take_with_care(self, tensors: Tensors, but: tuple[str, ...], reason: str) -> list[SlotFields]:
         slots: list[SlotFields] = []
         copies: list[tuple[int, int, int]] = []
         kept: list[torch.Tensor] = []
         places: list[int] = []
-        everything = not (self._structure or self._floating_only or but)
         for name, tensor in tensors:
-            kind = type(tensor)
             try:
-                known = _DTYPES.get(tensor.dtype) if everything and (kind is _Tensor or kind is _Parameter) else None
-                if known is not None and tensor.is_cpu:
-                    dtype, code, itemsize, _ = known
-                    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-                        address = tensor.const_data_ptr()
-                        nbytes = tensor.numel() * itemsize
-                        if address or not nbytes:
-                            self.bytes_seen += nbytes
-                            places.append(len(slots))
-                            copies.append((address, nbytes, code))
-                            slots.append([name, dtype, tensor.shape, "cpu", None, tensor.requires_grad, NO_TOKEN, None])
-                            continue
-                slot, copy = self._take_other(name, tensor, but, reason)
+                slot, copy = self._take_one(name, tensor, but, reason)
                 if copy is not None:
                     places.append(len(slots))
                     copies.append((copy.const_data_ptr(), copy.nbytes, _DTYPES[copy.dtype][1]))
@@ -96,7 +113,6 @@ class Snapshots:
                     else f"cannot be read ({type(error).__name__})"
                 )
                 slots.append(self._skip(name, tensor, why))
-        self.slots += len(slots)
         if copies:
             token = self._put(copies)
             for place in places:
@@ -104,7 +120,7 @@ class Snapshots:
                 token += 1
         return slots
 
-    def _take_other(
+    def _take_one(
         self, name: str, tensor: torch.Tensor, but: tuple[str, ...], reason: str
     ) -> tuple[SlotFields, torch.Tensor | None]:
         """The slot of any tensor, and a plain one on the host in one block whose bytes are to be copied, if any are."""
@@ -116,7 +132,7 @@ class Snapshots:
                 return self._skip(name, tensor, found), None
             tensor = found
         known = _DTYPES.get(tensor.dtype)
-        if known is None or tensor.layout is not torch.strided:
+        if known is None or tensor.layout is not torch.strided or tensor.is_nested:
             return self._skip(name, tensor, _why_not(tensor)), None
         if tensor.is_meta:
             return self._skip(name, tensor, "meta tensor, has no values"), None
@@ -126,8 +142,15 @@ class Snapshots:
         slot = [name, dtype, tuple(tensor.shape), device, stride, grad, NO_TOKEN, None]
         if self._structure or (self._floating_only and not floating):
             return slot, None
-        self.bytes_seen += tensor.nbytes
-        return slot, _one_block(tensor, stride)
+        self._writer.state[BYTES_SEEN] += tensor.nbytes
+        if self.summary_only and not tensor.is_cpu:
+            with quiet():
+                slot.append(device_moments(tensor.detach()))
+            return slot, None
+        block = _one_block(tensor, stride)
+        if not block.const_data_ptr() and block.nbytes:
+            return self._skip(name, tensor, "has no memory of its own"), None
+        return slot, block
 
     def _device(self, device: torch.device) -> str:
         name = self._devices.get(device)

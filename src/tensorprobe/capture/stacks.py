@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 import torch
 
@@ -21,44 +22,75 @@ _HIDDEN = (
 _MOST_FRAMES = 64
 
 
+class OuterStack(NamedTuple):
+    """The stack as it was when a module was called: `frame` is the frame of our wrapper, in which the walk from inside ends."""
+
+    frame: FrameType
+    key: tuple[int, ...]
+
+
 class StackBook:
     """Numbers stacks within a step."""
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[CodeType | int, ...], int] = {}
-        self._shown: dict[CodeType, bool] = {}
+        self._ids: dict[tuple[int, ...], int] = {}
+        self._sent: dict[tuple[tuple[str, int, str], ...], int] = {}
+        self._shown: dict[int, bool] = {}
+        self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
 
     def clear(self) -> None:
         """Start a step: what was sent before will be sent again."""
         self._ids.clear()
+        self._sent.clear()
 
-    def current(self, writer: RunWriter) -> int:
-        """The number of the stack of whoever called torch, sent to the recorder if it is new."""
-        shown = self._shown
-        key: list[CodeType | int] = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            show = shown.get(code)
-            if show is None:
-                show = shown[code] = not code.co_filename.startswith(_HIDDEN)
-            if show:
-                key.append(code)
-                key.append(frame.f_lasti)  # the instruction tells the line, and is twenty times cheaper to ask for
-            frame = frame.f_back
-        found = tuple(key)
+    def current(self, writer: RunWriter, outer: OuterStack | None) -> int:
+        """The number of the stack of whoever called torch, sent to the recorder if it is new.
+
+        `outer` is the stack of the innermost module call: what stands above it need not be walked again for each op in it.
+        """
+        found = self.walk(sys._getframe(2), outer)
         number = self._ids.get(found)
         if number is None:
-            number = self._ids[found] = len(self._ids)
-            writer.stack(number, _describe(sys._getframe(1), shown))
+            frames = _describe(sys._getframe(2), self._shown)
+            number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
+            if number is None:
+                number = self._sent[tuple(frames)] = len(self._sent)
+                writer.stack(number, frames)
+            self._ids[found] = number
         return number
 
+    def walk(self, frame: FrameType | None, outer: OuterStack | None) -> tuple[int, ...]:
+        """A stack as the identities of code objects and the instructions they are at: these tell the lines, and are cheap to ask for.
 
-def _describe(frame: FrameType | None, shown: dict[CodeType, bool]) -> list[tuple[str, int, str]]:
+        A code object is never used as a key itself: its hash is that of its whole bytecode, computed anew each time.
+        """
+        shown = self._shown
+        key: list[int] = []
+        end = None if outer is None else outer.frame
+        while frame is not None:
+            if frame is end:
+                return (*key, *outer.key)  # type: ignore[union-attr]
+            code = id(frame.f_code)
+            show = shown.get(code)
+            if show is None:
+                show = self._meet(frame.f_code)
+            if show:
+                key.append(code)
+                key.append(frame.f_lasti)
+            frame = frame.f_back
+        return tuple(key)
+
+    def _meet(self, code: CodeType) -> bool:
+        self._codes.append(code)
+        show = self._shown[id(code)] = not code.co_filename.startswith(_HIDDEN)
+        return show
+
+
+def _describe(frame: FrameType | None, shown: dict[int, bool]) -> list[tuple[str, int, str]]:
     """File, line and function of each frame that is shown, innermost first."""
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
-        if shown.get(frame.f_code):
+        if shown.get(id(frame.f_code)):
             frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames

@@ -89,7 +89,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 def _report(out: Path, command: list[str], code: int) -> None:
     """What was recorded, to stderr: stdout belongs to the script."""
     from tensorprobe.record.reader import open_run
-    from tensorprobe.report.inspect import _coverage as render_coverage
+    from tensorprobe.report.inspect import render_coverage
 
     if not (out / "manifest.json").exists():
         raise CommandFailed(

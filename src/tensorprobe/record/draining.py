@@ -1,8 +1,9 @@
 """A recorder that outlives its trainer: when to wait for it before a run is read.
 
-The recorder holds an exclusive lock on the `calls.jsonl` it is writing. When the trainer is dead and that lock is
-still held, the recorder is emptying its buffers, and a moment of patience gives the whole record. In every other case
-nobody waits: a living trainer may go on for days, and a process on another machine cannot be asked.
+From before it starts until it ends, the recorder holds an exclusive lock on the open `rank{R}.json` of its rank. When the
+trainer is dead and that lock is still held, the recorder is emptying its buffers, and a moment of patience gives the
+whole record. In every other case nobody waits: a living trainer may go on for days, and a process on another machine
+cannot be asked.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -28,25 +29,12 @@ _PAUSE_S = 0.02
 _LARGEST_PID = 2**31 - 1
 
 
-def wait_for_recorder(
-    root: Path,
-    parts: Mapping[int, RankPart],
-    folders: Iterable[tuple[int, int]],
-    *,
-    patience_s: float = PATIENCE_S,
-) -> bool:
+def wait_for_recorder(root: Path, parts: Mapping[int, RankPart], *, patience_s: float = PATIENCE_S) -> bool:
     """Wait while recorders of dead trainers hold their locks, `patience_s` at most; whether any waiting was done."""
-    newest: dict[int, int] = {}
-    for step, rank in folders:
-        newest[rank] = max(step, newest.get(rank, 0))
-    draining = [
-        (step, rank)
-        for rank, step in newest.items()
-        if rank in parts and _trainer(parts[rank]) == "dead" and _is_locked(root, step, rank)
-    ]
+    draining = [rank for rank, part in parts.items() if _trainer(part) == "dead" and _is_locked(root, rank)]
     deadline = time.monotonic() + patience_s
-    for step, rank in draining:
-        while _is_locked(root, step, rank) and time.monotonic() < deadline:
+    for rank in draining:
+        while _is_locked(root, rank) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
     return bool(draining)
 
@@ -69,9 +57,9 @@ def _trainer(part: RankPart) -> Literal["alive", "dead", "unknown"]:
     return "alive"
 
 
-def _is_locked(root: Path, step: int, rank: int) -> bool:
+def _is_locked(root: Path, rank: int) -> bool:
     try:
-        descriptor = open_file(root, f"step{step}", f"rank{rank}", "calls.jsonl")
+        descriptor = open_file(root, f"rank{rank}.json")
     except (FileNotFoundError, RunDamaged):
         return False  # What is wrong with the file is told when it is read.
     try:

@@ -49,7 +49,7 @@ def open_run(path: str | Path) -> Run:
     demand_run_folder(root)
     manifest = _read_manifest(root)
     parts, folders = _read_parts(root), _find_segments(root)
-    if wait_for_recorder(root, parts, folders):
+    if wait_for_recorder(root, parts):
         parts, folders = _read_parts(root), _find_segments(root)
     for rank in {rank for _, rank in folders} - set(parts):
         # Its rank{R}.json is lost, its calls are not.

@@ -214,3 +214,4 @@ def main(orders_json: str) -> None:
     ring = Ring(orders.ring_bytes, orders.ring_fd)
     threading.Thread(target=ring.populate, args=(0, orders.ring_bytes), daemon=True).start()
     Recorder(orders, ring).run()
+    os._exit(0)  # everything is written and closed; taking the interpreter down would keep the trainer waiting

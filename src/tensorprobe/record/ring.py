@@ -86,6 +86,7 @@ class Ring:
         """Give the memory back to the system as soon as nobody looks at it any more."""
         self._header.release()
         self._bytes.release()
+        self._map.close()
         if self.fd != -1:
             os.close(self.fd)
             self.fd = -1

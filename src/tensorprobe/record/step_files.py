@@ -19,11 +19,6 @@ from tensorprobe.numerics.summary import Moments, json_summary
 from tensorprobe.record.messages import CallEvent, CloseEvent, SlotEvent, StackEvent
 from tensorprobe.record.tensor_store import TensorStore
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: nobody waits for a draining recorder there
-    fcntl = None  # type: ignore[assignment]
-
 _FLUSH_BYTES = 8 << 20
 _FLUSH_LINES = 2000
 _DEFAULTS: tuple[tuple[str, Any], ...] = (
@@ -155,8 +150,6 @@ class StepFiles:
         self._calls_fd = _create(self._folder / "calls.jsonl")
         self._calls_size = 0
         self._steps.append(self._step)
-        if fcntl is not None:
-            fcntl.flock(self._calls_fd, fcntl.LOCK_EX)  # held while this step may still grow; readers use it to wait
 
     def _without_lost_data(self, line: bytes) -> bytes:
         """The line without offsets that never reached the file: a full disk must not leave a lie."""

@@ -6,11 +6,13 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +27,11 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
 _AHEAD_BYTES = 8 << 20
+_FOR_EVER = 2**63 - 1
+_CLOSED = -1
+
+# Places in `RunWriter.state`, which the C loop of capture reads and writes too.
+HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN = range(5)
 _DEFAULT_RING_BYTES = 256 << 20
 
 
@@ -42,36 +49,39 @@ class RunWriter:
         in_process: bool = False,
         direct: bool = True,
     ) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._pieces: list[tuple[int, int, int, bool]] = []
-        self._head = 0
-        self._free_to = ring_bytes
-        self._tokens = 0
+        self.pieces: list[tuple[int, int, int, bool]] = []
+        self.state = array("q", [0, ring_bytes, 0, 0, 0])
         self._largest = ring_bytes // 4
-        self._populated = 0
         self._memcpy = implementation().copy
         self.failure: str | None = None
+        self._closed = False
         self.waited_s = 0.0
         base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct)
         self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
         self._size = ring_bytes
         self._address = self._ring.address
 
+    @property
+    def ring(self) -> tuple[int, int, int]:
+        """Address, size, and the largest tensor that goes into it in one piece: for the C loop of capture, under `lock`."""
+        return self._address, self._size, self._largest
+
     def put(self, copies: list[tuple[int, int, int]]) -> int:
         """Copy tensors, each an address, a number of bytes and a dtype code. Waits when the ring is full.
 
         The first of their tokens comes back; the others follow it by one each.
         """
-        with self._lock:
-            token = self._tokens
-            self._tokens = token + len(copies)
-            if self.failure is None:
+        with self.lock:
+            token = self.state[TOKENS]
+            if self.failure is None and not self._closed:
                 for address, nbytes, dtype_code in copies:
                     if nbytes <= self._largest:
                         self._copy(address, nbytes, dtype_code, True)
                     else:
                         self._copy_in_pieces(address, nbytes, dtype_code)
+                    self.state[TOKENS] += 1
             return token
 
     def call(self, event: CallEvent | tuple[Any, ...]) -> None:
@@ -97,31 +107,35 @@ class RunWriter:
         problem = self._recorder.join()
         if problem is not None and self.failure is None:
             self.failure = problem
-        self._ring.close()
+        with self.lock:
+            self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
+            self._closed = True
+            self._ring.close()
 
     def _copy(self, address: int, nbytes: int, dtype_code: int, last: bool) -> None:
         room = (nbytes + ALIGNMENT - 1) & -ALIGNMENT
-        position = self._head
+        state = self.state
+        position = state[HEAD]
         place = position % self._size
         if place + room > self._size:
             position += self._size - place
             place = 0
         end = position + room
-        if end > self._free_to:
+        if end > state[FREE_TO]:
             self._wait_for(end)
-        if end > self._populated:
+        if end > state[POPULATED]:
             self._populate(end)
         if nbytes:
             self._memcpy(self._address + place, address, nbytes)
-        self._pieces.append((position, nbytes, dtype_code, last))
-        self._head = end
+        self.pieces.append((position, nbytes, dtype_code, last))
+        state[HEAD] = end
 
     def _populate(self, end: int) -> None:
         """In the first round through the ring, get the memory a good piece ahead."""
-        start, self._populated = self._populated, self._populated + max(_AHEAD_BYTES, end - self._populated)
-        self._ring.populate(start, self._populated - start)
-        if self._populated >= self._size:
-            self._populated = sys.maxsize
+        start = self.state[POPULATED]
+        upto = max(end, start + _AHEAD_BYTES)
+        self._ring.populate(start, upto - start)
+        self.state[POPULATED] = upto if upto < self._size else _FOR_EVER
 
     def _copy_in_pieces(self, address: int, nbytes: int, dtype_code: int) -> None:
         done = 0
@@ -133,26 +147,29 @@ class RunWriter:
 
     def _wait_for(self, end: int) -> None:
         """Back-pressure: until the recorder has read enough for the ring to reach `end`."""
-        self._free_to = self._ring.consumed + self._size
-        if end <= self._free_to:
+        state = self.state
+        state[FREE_TO] = self._ring.consumed + self._size
+        if end <= state[FREE_TO]:
             return
-        if self._pieces:
+        if self.pieces:
             self._send(None)
         started = time.perf_counter()
-        while end > self._free_to and self.failure is None:
+        while end > state[FREE_TO] and self.failure is None:
             time.sleep(_WAIT_S)
-            self._free_to = self._ring.consumed + self._size
+            state[FREE_TO] = self._ring.consumed + self._size
             if not self._recorder.is_alive():
                 self._fail("the recorder has ended")
-                self._free_to = end
+                state[FREE_TO] = _FOR_EVER
         self.waited_s += time.perf_counter() - started
 
     def _send(self, event: Event | tuple[Any, ...]) -> None:
-        with self._lock:
-            if self.failure is not None:
+        with self.lock:
+            if self.failure is not None or self._closed:
                 return
-            pieces, self._pieces = self._pieces, []
-            body = self._encode((pieces, event))
+            body = self._encode(
+                (self.pieces, event)
+            )  # an event that cannot be encoded must not take the pieces with it
+            self.pieces = []
             try:
                 _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
             except OSError as error:
@@ -176,7 +193,7 @@ class _Running(Protocol):
 class _RecorderProcess:
     """The recorder in a process of its own, without torch."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders, part_fd: int) -> None:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from tensorprobe.record.recorder import main; "
             f"main({msgspec.json.encode(orders).decode()!r})"
@@ -186,17 +203,19 @@ class _RecorderProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(orders.ring_fd, orders.pipe_fd),
+            pass_fds=[fd for fd in (orders.ring_fd, orders.pipe_fd, part_fd) if fd != -1],
         )
+        self._stderr: bytes | None = None
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def join(self) -> str | None:
-        _, stderr = self._process.communicate()
+        if self._stderr is None:  # it can be read once only, and the recorder may have failed before the run ends
+            self._stderr = self._process.communicate()[1]
         if self._process.returncode == 0:
             return None
-        lines = stderr.decode(errors="replace").strip().splitlines()
+        lines = self._stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
 
@@ -236,18 +255,38 @@ def _start(base: Orders, *, in_process: bool) -> tuple[Ring, int, _Running]:
         pass  # a smaller pipe only makes the trainer wait a little more often
     if not in_process:
         ring = None
+        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json")
         try:
             ring = Ring.shared(base.ring_bytes)
             orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
-            process = _RecorderProcess(orders)
+            process = _RecorderProcess(orders, part_fd)
             os.close(reading)
             return ring, writing, process
         except (OSError, AttributeError):
             if ring is not None:
                 ring.close()
+        finally:
+            if part_fd != -1:
+                os.close(part_fd)
     ring = Ring(base.ring_bytes)
     orders = msgspec.structs.replace(base, pipe_fd=reading)
     return ring, writing, _RecorderThread(orders, ring)
+
+
+def _lock_part(part: Path) -> int:
+    """The rank's part, open and locked, or -1: whoever has it open holds the lock, so the recorder does from its first moment.
+
+    A reader of a run whose trainer is dead sees by it that the recorder is still writing.
+    """
+    try:
+        import fcntl
+
+        fd = os.open(part, os.O_RDONLY)
+    except (ImportError, OSError):
+        return -1
+    with contextlib.suppress(OSError):  # a file system without locks: nobody waits then
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -31,7 +31,7 @@ def render_run(overview: RunOverview, *, limit: int = 20) -> str:
     if overview.damaged:
         lines.append(f"DAMAGED: {counted(overview.damaged, 'line')} cannot be read. See them with --verify")
     lines += _about(overview)
-    lines += _coverage(overview.coverage, closed=overview.closed)
+    lines += render_coverage(overview.coverage, closed=overview.closed)
     lines += ["", *_segments(overview, limit)]
     run = shlex.quote(overview.path)
     lines += [
@@ -168,7 +168,8 @@ def _about(overview: RunOverview) -> list[str]:
     return lines
 
 
-def _coverage(coverage: Coverage, *, closed: bool) -> list[str]:
+def render_coverage(coverage: Coverage, *, closed: bool) -> list[str]:
+    """Lines that say what was seen, what became of it, and what was not seen."""
     if not closed and not coverage.seen:
         return ["  coverage    unknown: it is written when a run is closed"]
     lines = [

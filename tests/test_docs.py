@@ -1,0 +1,185 @@
+"""The documentation is held to the program.
+
+In README.md and docs/guide.md every ```python block is run as a script of its own, and every `$ ` line of a ```console
+block by bash, in the order of the page, in one folder with a copy of examples/. Each must exit with 0. The output that
+is shown must be there, line for line and in its order; a line `…` stands for any number of lines. Numbers may differ,
+words may not; the folder is called /home/you/tensorprobe. Blocks in another language are not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tensorprobe.settings import SETTINGS_HELP
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", "docs/guide.md"]
+HOME = "/home/you/tensorprobe"
+TIME_LIMIT_S = 300
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?[0-9][0-9,.e+-]*")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+def read_blocks(page: str) -> list[tuple[str, str]]:
+    """The blocks of a page: language and text."""
+    return [(match[1], match[2]) for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8"))]
+
+
+def split_console(text: str) -> list[tuple[str, list[str]]]:
+    """Each command of a console block with the output that is shown for it."""
+    commands: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            commands.append((line[2:], []))
+        else:
+            commands[-1][1].append(line)
+    return commands
+
+
+def find_missing(shown: list[str], printed: list[str]) -> str | None:
+    """The first shown line that was not printed at its place; None when all were."""
+    at, loose = 0, False
+    for line in shown:
+        if line == "…":
+            loose = True
+            continue
+        wanted = _comparable(line)
+        while loose and at < len(printed) and _comparable(printed[at]) != wanted:
+            at += 1
+        if at >= len(printed) or _comparable(printed[at]) != wanted:
+            return line
+        at, loose = at + 1, False
+    return None if loose or at == len(printed) else f"(nothing more; but it printed {printed[at]!r})"
+
+
+def _comparable(line: str) -> str:
+    return " ".join(NUMBER.sub("N", line).split())
+
+
+def run_in(folder: Path, command: list[str]) -> str:
+    """What a command prints on both channels; it must succeed."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "",
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"
+    return done.stdout.replace(str(folder), HOME)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    commands = 0
+    for language, text in read_blocks(page):
+        if language == "python":
+            commands += 1
+            script = tmp_path / f"block{commands}.py"
+            script.write_text(text, encoding="utf-8")
+            run_in(tmp_path, [sys.executable, "-W", "error", str(script)])
+        elif language == "console":
+            for command, shown in split_console(text):
+                commands += 1
+                printed = run_in(tmp_path, ["bash", "-c", command]).splitlines()
+                missing = find_missing(shown, printed)
+                assert missing is None, f"$ {command}\nshould print: {missing}\nprints:\n" + "\n".join(printed)
+    assert commands >= 4
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "missing"),
+    [
+        (["a 1", "b"], ["a 2.5", "b"], None),
+        (["a", "…", "c"], ["a", "b", "b", "c"], None),
+        (["…"], [], None),
+        (["a", "c"], ["a", "b", "c"], "c"),
+        (["a", "…", "d", "…"], ["a", "b"], "d"),
+        (["b", "…", "a", "…"], ["a", "b"], "b"),
+        (["a"], ["a", "b"], "(nothing more; but it printed 'b')"),
+        (["calls 3"], ["slots 3"], "calls 3"),
+    ],
+)
+def test_shown_output_is_looked_for_in_order(shown: list[str], printed: list[str], missing: str | None) -> None:
+    assert find_missing(shown, printed) == missing
+
+
+def load_generator() -> ModuleType:
+    """tools/make_cli_docs.py as a module."""
+    spec = importlib.util.spec_from_file_location("make_cli_docs", ROOT / "tools" / "make_cli_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_commands_is_current() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == load_generator().render(), "run: .venv/bin/python tools/make_cli_docs.py"
+
+
+def test_every_option_of_every_command_is_in_the_docs_and_no_other() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## tensorprobe ([\w ]+)\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
+    for command, section in sections.items():
+        table = "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+        code = "from tensorprobe.cli.main import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command.split(), "--help"],
+            env={**os.environ, "TYPER_USE_RICH": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        listed = re.findall(r"^  (-.*?)(?:  |$)", done.stdout, re.MULTILINE)
+        offered = {flag for flags in listed for flag in OPTION.findall(flags)} - {"--help"}
+        assert set(OPTION.findall(table)) == offered, command
+    assert set(sections) >= {"capture", "inspect", "export", "doctor"}
+
+
+def test_every_setting_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("## Settings of a capture")[2]
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(SETTINGS_HELP)
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`(\w+)[`=]", guide + readme))
+    assert set(SETTINGS_HELP) - explained <= {"ring_bytes", "in_process"}  # docs/how-it-works.md has those
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that a page's headings have."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.is_file(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors_of(path), f"{page} links to {link}"
