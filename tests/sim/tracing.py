@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from tensorprobe.sim import fallback, memory
 from tensorprobe.sim.models import Workload
+from tensorprobe.sim.trees import tensors_in
 
 _PREFIXES = (
     ("torch.nn.functional.", "Functional"),
@@ -81,8 +82,8 @@ class Tracer(TorchFunctionMode):
         start = torch._C._autograd._get_sequence_nr()
         try:
             result = func(*args, **(kwargs or {}))
-            written = fallback.tensors_in(args[0]) if name.endswith("_") else []
-            digest = digest_of(fallback.tensors_in(result) + written) if "empty" not in name else ""
+            written = tensors_in(args[0]) if name.endswith("_") else []
+            digest = digest_of(tensors_in(result) + written) if "empty" not in name else ""
             self.calls.append(Call(self.step, f"{self._open}.forward", digest))
             return result
         finally:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tensorprobe.sim import memory
+from tensorprobe.sim.trees import map_tensors, tensors_in
 
 aten = torch.ops.aten
 
@@ -144,7 +145,7 @@ def register(library: torch.library.Library, name: str) -> None:
         return torch.float32
 
     def widest(args: Any) -> torch.dtype:
-        floating = [tensor.dtype for tensor in _tensors(args) if tensor.is_floating_point()]
+        floating = [tensor.dtype for tensor in tensors_in(args) if tensor.is_floating_point()]
         return torch.float32 if torch.float32 in floating else lower(args)
 
     for names, choose in ((LOWER_PRECISION, lower), (FLOAT32, single), (WIDEST, widest)):
@@ -158,22 +159,11 @@ def _casting(op: Any, choose: Callable[[Any], torch.dtype]) -> Callable[..., Any
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             dtype = choose(args)
-            cast_kwargs = {key: _cast(value, dtype) for key, value in kwargs.items()}
-            return op(*[_cast(value, dtype) for value in args], **cast_kwargs)
+
+            def cast(tensor: Tensor) -> Tensor:
+                eligible = tensor.is_floating_point() and tensor.dtype != torch.float64 and memory.is_device(tensor)
+                return tensor.to(dtype) if eligible else tensor
+
+            return op(*map_tensors(cast, args), **map_tensors(cast, kwargs))
 
     return run
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        eligible = value.is_floating_point() and value.dtype != torch.float64 and memory.is_device(value)
-        return value.to(dtype) if eligible and value.dtype != dtype else value
-    if isinstance(value, (list, tuple)):
-        return type(value)([_cast(item, dtype) for item in value])
-    return value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tensorprobe.sim import faults, memory
-from tensorprobe.sim.fallback import OBSERVERS, tensors_in
+from tensorprobe.sim.fallback import OBSERVERS
 from tensorprobe.sim.kinds import OpCall
+from tensorprobe.sim.trees import map_tensors, tensors_in
 
 BACKEND = "hccl"
 _OPS = [
@@ -76,8 +77,8 @@ def _on_host(op: Any) -> Any:
                     _work_of(answers[0]).wait()
                 return values[0]
 
-            host_args = tuple([_hosted(value) for value in args])
-            call = OpCall(name=name, operation=collective, args=host_args, kwargs={})
+            host_args = map_tensors(memory.to_host, args)
+            call = OpCall(name, collective, host_args, {})
             _store(host_args[0], faults.perform(call, lambda: None))
             _report(name, args[0], answers[0])
             # The tensors handed back are the caller's own; their host aliases would surprise it.
@@ -95,12 +96,6 @@ def _report(name: str, written: Any, answer: Any) -> None:
 
 def _work_of(answer: Any) -> Any:
     return answer[1] if isinstance(answer, tuple) else answer
-
-
-def _hosted(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return memory.to_host(value)
-    return [_hosted(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _store(host: Any, value: Any) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,9 @@ from torch import Tensor
 from tensorprobe.sim import faults, memory
 from tensorprobe.sim.kinds import OpCall
 from tensorprobe.sim.overflow import FLAG, all_finite
+from tensorprobe.sim.plans import Plan, make_plan
 from tensorprobe.sim.specials import SPECIALS
+from tensorprobe.sim.trees import map_tensors, tensors_in
 
 Observer = Callable[[str, Sequence[Tensor]], None]
 
@@ -38,83 +39,7 @@ _random_lock = threading.RLock()
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastPrivateUse1
 )
-# Kernels of these read and write sizes, strides and flags only: the CPU kernel serves a device tensor as it is.
-_METADATA_ONLY = {
-    "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::_conj", "aten::_neg_view",
-    "aten::view_as_real", "aten::view_as_complex", "aten::set_",
-}  # fmt: skip
-# CPU tensors with elements that an op takes beside device tensors, on real accelerators too.
-_MIXES_DEVICES = {
-    "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
-    "aten::_unsafe_index_put", "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split",
-    "aten::_amp_foreach_non_finite_check_and_unscale_", "aten::equal", "aten::is_set_to",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the schema says about an op.
-
-    `mutated` holds, for each return, the argument it is, as (position, name), or None. `written` holds the arguments
-    an op without returns writes to (the foreach family).
-    """
-
-    name: str
-    metadata_only: bool
-    view: bool
-    mutated: tuple[tuple[int, str] | None, ...]
-    written: tuple[int, ...]
-    random: bool
-    takes_generator: bool
-    takes_device: bool
-    computes: bool
-    """Neither a view nor uninitialised memory."""
-    strict: bool
-    numbers: tuple[int, ...]
-    """Positions where a number is to be made a tensor: C++ hands scalars over as Python numbers, and not every op
-    takes them back.
-    """
-
-
 _plans: dict[Any, Plan] = {}
-
-
-def _make_plan(op: Any) -> Plan:
-    schema = op._schema
-    view = op.is_view or schema.name in ("aten::_reshape_alias", "aten::lift_fresh")
-    mutated = tuple(None if view else _argument_returned(schema, returned) for returned in schema.returns)
-    written = (
-        () if mutated else tuple(i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
-    )
-    names = {argument.name for argument in schema.arguments}
-    return Plan(
-        name=schema.name,
-        metadata_only=schema.name in _METADATA_ONLY,
-        view=view,
-        mutated=mutated,
-        written=written,
-        random=torch.Tag.nondeterministic_seeded in op.tags,
-        takes_generator="generator" in names,
-        takes_device="device" in names,
-        computes=not view and not schema.name.startswith("aten::empty"),
-        strict=schema.name.startswith("aten::") and schema.name not in _MIXES_DEVICES,
-        numbers=_number_positions(schema),
-    )
-
-
-def _number_positions(schema: Any) -> tuple[int, ...]:
-    if torch._C._should_allow_numbers_as_tensors(schema.name.partition("::")[2]):
-        return ()
-    return tuple(i for i, argument in enumerate(schema.arguments) if isinstance(argument.type, torch._C.TensorType))
-
-
-def _argument_returned(schema: Any, returned: Any) -> tuple[int, str] | None:
-    if returned.alias_info is None:
-        return None
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.before_set == returned.alias_info.before_set:
-            return position, argument.name
-    return None
 
 
 def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +56,7 @@ def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
         ):
             plan = _plans.get(op)
             if plan is None:
-                plan = _plans[op] = _make_plan(op)
+                plan = _plans[op] = make_plan(op)
             if plan.metadata_only:
                 return op.redispatch(memory.CPU_KEYS, *args, **kwargs)
             own = _OWN.get(plan.name)
@@ -153,15 +78,17 @@ def _run_on_host(plan: Plan, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
         host_kwargs["device"] = _HOST
         if host_kwargs.pop("pin_memory", None):
             _refuse_pinning(op, args, kwargs)
-    operation = _resizing(SPECIALS.get(plan.name, op))
+    operation = SPECIALS.get(plan.name, op)
+    if plan.outputs:
+        operation = _resizing(operation, plan.outputs)
     if plan.written:
         operation = _returning_written(operation, plan.written)
-    call = OpCall(name=plan.name, operation=operation, args=host_args, kwargs=host_kwargs)
-    finite = FLAG.armed and plan.computes and all_finite([*host_args, *host_kwargs.values()])
+    call = OpCall(plan.name, operation, host_args, host_kwargs, outputs=plan.outputs)
+    finite = FLAG.armed and plan.computes and all_finite(call.inputs())
     result = _perform(plan, call)
     FLAG.watch(finite, result)
     if plan.view:
-        return _map(lambda out: memory.view_of(args[0], out), result)
+        return map_tensors(lambda out: memory.view_of(args[0], out), result)
     if plan.written:
         return _store_written(plan, args, host_args, result)
     dressed = _dress(plan, args, kwargs, host_args, host_kwargs, result)
@@ -187,19 +114,16 @@ def _perform(plan: Plan, call: OpCall) -> Any:
             torch.set_rng_state(host_state)
 
 
-def _resizing(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callable[..., Any]:
     """The operation, tried again with output tensors of their own when it wants to grow one: an alias cannot grow."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return operation(*args, **kwargs)
         except RuntimeError as refused:
-            outputs = {
-                key: value.clone() for key, value in kwargs.items() if _is_output(key) and isinstance(value, Tensor)
-            }
-            if "resizable" not in str(refused) or not outputs:
+            if "resizable" not in str(refused):
                 raise
-        return operation(*args, **{**kwargs, **outputs})
+        return operation(*args, **{key: value.clone() if key in outputs else value for key, value in kwargs.items()})
 
     return run
 
@@ -224,10 +148,6 @@ def _store_written(plan: Plan, args: tuple[Any, ...], host_args: tuple[Any, ...]
         observer(plan.name, [tensor for position in positions for tensor in tensors_in(args[position])])
 
 
-def _is_output(key: str) -> bool:
-    return key.startswith("out") or key in ("grad_input", "values", "indices", "grid", "result") or len(key) == 1
-
-
 def _dress(
     plan: Plan,
     args: tuple[Any, ...],
@@ -246,7 +166,7 @@ def _dress(
     dressed = []
     for returned, value in zip(plan.mutated, results, strict=False):
         if returned is None:
-            dressed.append(_map(memory.to_device, value))
+            dressed.append(map_tensors(memory.to_device, value))
             continue
         position, name = returned
         original = args[position] if position < len(args) else kwargs.get(name)
@@ -282,7 +202,7 @@ def _copy_from(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def copy(value: Tensor) -> Tensor:
         return host_target.copy_(value)
 
-    call = OpCall(name=name, operation=copy, args=(_hosted(source),), kwargs={})
+    call = OpCall(name, copy, (_hosted(source),), {})
     result = faults.perform(call, lambda: _first_dtype(call.args))
     if result is not host_target:
         host_target.copy_(result)
@@ -331,23 +251,6 @@ def _host_for(device: torch.device) -> torch.device:
             f"no device {str(device)!r}: the simulated accelerator has one device for each process, '{device.type}:0'"
         )
     return _HOST
-
-
-def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_map(change, item) for item in value])
-    return value
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in nested lists and tuples, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
 
 
 def _first_dtype(args: Sequence[Any]) -> str | None:

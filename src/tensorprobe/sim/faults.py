@@ -246,6 +246,7 @@ def _perform_claimed(call: OpCall, handles: list[Installed]) -> Any:
         operation=call.operation if not inner else lambda *_a, **_k: _perform_claimed(call, inner),
         args=call.args,
         kwargs=call.kwargs,
+        outputs=call.outputs,
         memory=last.memory,
     )
     return kinds.perform(last.fault.kind, wrapped, last.fault.output, last.fault.params)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.sim.trees import map_tensors, tensors_in
 
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -32,7 +33,13 @@ class OpCall:
     operation: Callable[..., Any]
     args: Sequence[Any]
     kwargs: dict[str, Any]
+    outputs: frozenset[str] = frozenset()
+    """Keyword arguments that are written to."""
     memory: dict[str, Any] = field(default_factory=dict)
+
+    def inputs(self) -> list[Any]:
+        """The arguments that are read."""
+        return [*self.args, *[value for key, value in self.kwargs.items() if key not in self.outputs]]
 
     def run(self) -> Any:
         """The right result."""
@@ -137,7 +144,7 @@ def stale(call: OpCall) -> Any:
 def witness(kind: str, result: Any, memory: dict[str, Any]) -> None:
     """Let a fault see a call at its place that it left right: `stale` needs the result that came before."""
     if kind == "stale":
-        memory["previous"] = _map_tensors(torch.clone, result)
+        memory["previous"] = map_tensors(torch.clone, result)
 
 
 def compute_in(call: OpCall, *, precision: str = "bfloat16") -> Any:
@@ -146,8 +153,8 @@ def compute_in(call: OpCall, *, precision: str = "bfloat16") -> Any:
     def rounded(tensor: Tensor) -> Tensor:
         return tensor.to(_float_type(precision)).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
-    kwargs = {k: value if k.startswith("out") else _map_tensors(rounded, value) for k, value in call.kwargs.items()}
-    return _map_tensors(rounded, call.operation(*_map_tensors(rounded, tuple(call.args)), **kwargs))
+    kwargs = {k: value if k in call.outputs else map_tensors(rounded, value) for k, value in call.kwargs.items()}
+    return map_tensors(rounded, call.operation(*map_tensors(rounded, tuple(call.args)), **kwargs))
 
 
 def accumulate(call: OpCall, *, precision: str = "float16", block: int = 8) -> Any:
@@ -160,9 +167,9 @@ def accumulate(call: OpCall, *, precision: str = "float16", block: int = 8) -> A
 def drop_contribution(call: OpCall) -> Any:
     """What this process adds to a collective counts as zero; use with `rank`."""
     target, rest = call.args[0], tuple(call.args[1:])
-    if _tensors(rest):  # inputs of their own: they stay as they are, zeros are sent instead
-        return call.operation(target, *_map_tensors(torch.zeros_like, rest))
-    for tensor in _tensors(target):
+    if tensors_in(rest):  # inputs of their own: they stay as they are, zeros are sent instead
+        return call.operation(target, *map_tensors(torch.zeros_like, rest))
+    for tensor in tensors_in(target):
         tensor.zero_()
     return call.run()
 
@@ -223,24 +230,8 @@ def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any])
             return tensor
         return SPOILERS[kind](tensor, **params)
 
-    return _map_tensors(spoiled, call.run())
-
-
-def _map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map_tensors(change, item) for item in value)
-    if isinstance(value, dict):
-        return {key: _map_tensors(change, item) for key, item in value.items()}
-    return value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _map_tensors(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
-    return found
+    return map_tensors(spoiled, call.run())
 
 
 def _shapes(value: Any) -> list[torch.Size]:
-    return [tensor.shape for tensor in _tensors(value)]
+    return [tensor.shape for tensor in tensors_in(value)]
