@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,6 +243,26 @@ REFUSALS = [
 def test_what_it_cannot_do_it_says(npu: str, expression: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         eval(expression)
+
+
+def test_fsdp2_and_pinning_loaders_are_refused_by_name(tmp_path: Path) -> None:
+    script = f"""
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+from tensorprobe import sim
+sim.enable()
+dist.init_process_group('hccl', init_method='file://{tmp_path}/store', rank=0, world_size=1)
+try: fully_shard(torch.nn.Linear(4, 4).npu(), mesh=init_device_mesh('npu', (1,)))(torch.ones(2, 4).npu()).sum().backward()
+except NotImplementedError as error: print(error)
+try: list(DataLoader(torch.ones(4), pin_memory=True))
+except NotImplementedError as error: print(error)
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    sharded, pinned = done.stdout.splitlines()
+    assert "fully_shard / FSDP2" in sharded and "no pinned memory" in pinned
 
 
 def test_storages_can_be_made_on_the_device(npu: str) -> None:
