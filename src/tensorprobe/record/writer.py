@@ -27,7 +27,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
 _AHEAD_BYTES = 8 << 20
-_WARM_BYTES = 24 << 20
+_WARM_BYTES = 48 << 20
 _FOR_EVER = 2**63 - 1
 _CLOSED = -1
 
@@ -126,19 +126,19 @@ class RunWriter:
         end = position + room
         if end > state[FREE_TO]:
             self._wait_for(end)
-        if end > state[POPULATED]:
-            self._populate(end)
+        if place + room > state[POPULATED]:
+            self._populate(place + room)
         if nbytes:
             self._memcpy(self._address + place, address, nbytes)
         self.pieces.append((position, nbytes, dtype_code, last))
         state[HEAD] = end
 
     def _populate(self, end: int) -> None:
-        """In the first round through the ring, get the memory a good piece ahead."""
+        """Where the ring is used for the first time, get the memory a good piece ahead. `end` is a place, not a position."""
         start = self.state[POPULATED]
-        upto = max(end, start + _AHEAD_BYTES)
+        upto = min(max(end, start + _AHEAD_BYTES), self._size)
         self._ring.populate(start, upto - start)
-        self.state[POPULATED] = upto if upto < self._size else _FOR_EVER
+        self.state[POPULATED] = upto
 
     def _stay_warm(self) -> None:
         """Start the next round early when the recorder keeps up: memory that was used before is warm, the rest of the ring is not."""
@@ -179,7 +179,9 @@ class RunWriter:
         with self.lock:
             if self.failure is not None or self._closed:
                 return
-            body = self._encode((self.pieces, event))  # an event that cannot be encoded must not take the pieces with it
+            body = self._encode(
+                (self.pieces, event)
+            )  # an event that cannot be encoded must not take the pieces with it
             self.pieces = []
             self._stay_warm()
             try:
