@@ -40,7 +40,7 @@ class ResNetSize:
 GPT_SIZES = {
     "tiny": GPTSize(layers=12, width=48, heads=4, batch=2, length=16, vocabulary=128),
     "small": GPTSize(layers=4, width=256, heads=4, batch=4, length=128, vocabulary=1024),
-    "medium": GPTSize(layers=3, width=512, heads=8, batch=4, length=256, vocabulary=1024),
+    "medium": GPTSize(layers=2, width=512, heads=8, batch=8, length=256, vocabulary=1024),
 }
 """Tensors of one step, as the peer's L1 dump counts them: 38 MB in 4,400 tensors, 571 MB, 1.86 GB."""
 RESNET_SIZES = {

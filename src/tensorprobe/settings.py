@@ -35,7 +35,7 @@ class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     floating_only: bool = False
     max_bytes: int | None = None
     stacks: bool | None = None
-    ring_bytes: int = 256 << 20
+    ring_bytes: int = 128 << 20
     in_process: bool = False
 
     @property

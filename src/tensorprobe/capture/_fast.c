@@ -2,7 +2,8 @@
  * need no care into the ring. Stable ABI. Whatever is not plain is left to the Python code beside it (flatten.py,
  * snapshot.py), which also does everything where this file is not built; tests hold the two against each other.
  *
- * The caller holds the lock of the ring. Nothing here keeps a reference to a tensor.
+ * The caller holds the lock of the ring. Nothing here keeps a reference to a tensor. Making an object can start the
+ * garbage collector, and with it any code of the user's: what was read before is looked at again before it is relied on.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -12,142 +13,184 @@
 
 #define ALIGNMENT 64
 #define LARGE_BYTES (256 * 1024)
+#define GREATEST_ITEM 1024
+/* An offset into a storage without memory looks like an address, but no storage is as large as this. */
+#define LOW_ADDRESSES (UINT64_C(1) << 40)
 #define CAPSULE "tensorprobe.capture.fast"
 
 /* Places in the array that Python and this file share. */
 enum { HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN };
 
+/* Methods of the tensor type, looked up once; they serve its subclass for parameters too. */
+enum { IS_CONTIGUOUS, IS_NEG, IS_CONJ, CONST_DATA_PTR, NUMEL, STORAGE_OFFSET, METHODS };
+static const char *const method_names[METHODS] = {"is_contiguous", "is_neg", "is_conj", "const_data_ptr", "numel", "storage_offset"};
+
 typedef struct {
     PyObject *tensor_type, *parameter_type, *dtypes, *pieces_owner, *cpu;
+    PyObject *methods[METHODS];
     char *ring;
     int64_t ring_size, largest;
     int64_t *state;
 } Context;
 
-static PyObject *s_dtype, *s_is_cpu, *s_is_contiguous, *s_is_neg, *s_is_conj, *s_const_data_ptr, *s_numel, *s_shape,
-    *s_requires_grad, *s_pieces;
+static PyObject *s_dtype, *s_is_cpu, *s_shape, *s_requires_grad, *s_pieces;
 
-static void free_context(PyObject *capsule) {
-    Context *c = PyCapsule_GetPointer(capsule, CAPSULE);
-    if (c == NULL) return;
+static void drop_context(Context *c) {
     Py_XDECREF(c->tensor_type);
     Py_XDECREF(c->parameter_type);
     Py_XDECREF(c->dtypes);
     Py_XDECREF(c->pieces_owner);
     Py_XDECREF(c->cpu);
+    for (int i = 0; i < METHODS; i++) Py_XDECREF(c->methods[i]);
     PyMem_Free(c);
 }
 
+static void free_context(PyObject *capsule) {
+    Context *c = PyCapsule_GetPointer(capsule, CAPSULE);
+    if (c != NULL) drop_context(c);
+}
+
+/* Whether each dtype has its (name, code, size, ...), so that nothing needs to be checked for each tensor. */
+static int check_dtypes(PyObject *dtypes) {
+    PyObject *key, *row;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dtypes, &at, &key, &row)) {
+        int sound = PyTuple_Check(row) && PyTuple_Size(row) >= 3 && PyUnicode_Check(PyTuple_GetItem(row, 0)) &&
+                    PyLong_Check(PyTuple_GetItem(row, 1)) && PyLong_Check(PyTuple_GetItem(row, 2));
+        int overflow = 0;
+        long long size = sound ? PyLong_AsLongLongAndOverflow(PyTuple_GetItem(row, 2), &overflow) : 0;
+        if (size >= 1 && size <= GREATEST_ITEM && !overflow) continue;
+        PyErr_SetString(PyExc_ValueError, "a dtype needs a tuple of its name, its code and its size in bytes");
+        return -1;
+    }
+    return 0;
+}
+
+static int check_owner(PyObject *owner) {
+    PyObject *pieces = PyObject_GetAttr(owner, s_pieces);
+    int sound = pieces != NULL && PyList_Check(pieces);
+    Py_XDECREF(pieces);
+    if (sound) return 0;
+    PyErr_SetString(PyExc_TypeError, "the owner of the ring needs a list `pieces`");
+    return -1;
+}
+
+static int fill_context(Context *c, PyObject *tensor, PyObject *parameter, PyObject *dtypes, PyObject *owner) {
+    Py_INCREF(tensor);
+    Py_INCREF(parameter);
+    Py_INCREF(owner);
+    c->tensor_type = tensor;
+    c->parameter_type = parameter;
+    c->pieces_owner = owner;
+    c->cpu = PyUnicode_InternFromString("cpu");
+    if (c->cpu == NULL) return -1;
+    c->dtypes = PyDict_Copy(dtypes); /* its rows are borrowed below: nobody else may take one away */
+    if (c->dtypes == NULL || check_dtypes(c->dtypes) || check_owner(owner)) return -1;
+    for (int i = 0; i < METHODS; i++) {
+        c->methods[i] = PyObject_GetAttrString(tensor, method_names[i]);
+        if (c->methods[i] != NULL) continue;
+        PyErr_Format(PyExc_TypeError, "the tensor type has no method %s", method_names[i]);
+        return -1;
+    }
+    return 0;
+}
+
 /* context(tensor_type, parameter_type, dtypes, pieces_owner, ring_address, ring_size, state_address, largest) */
-static PyObject *context(PyObject *self, PyObject *args) {
+static PyObject *context(PyObject *module, PyObject *args) {
+    (void)module;
     PyObject *tensor, *parameter, *dtypes, *owner;
-    unsigned long long ring, state;
-    long long size, largest;
-    if (!PyArg_ParseTuple(args, "OOO!OKLKL", &tensor, &parameter, &PyDict_Type, &dtypes, &owner, &ring, &size, &state, &largest))
+    long long ring, size, state, largest;
+    if (!PyArg_ParseTuple(args, "O!O!O!OLLLL:context", &PyType_Type, &tensor, &PyType_Type, &parameter, &PyDict_Type,
+                          &dtypes, &owner, &ring, &size, &state, &largest)) {
+        if (PyErr_ExceptionMatches(PyExc_OverflowError))
+            PyErr_SetString(PyExc_ValueError, "an address and a size have at most 63 bits");
         return NULL;
-    if (size <= 0 || size % ALIGNMENT || largest < 0 || largest > size || !ring || !state) {
+    }
+    if (size <= 0 || size > INT64_MAX / 4 || size % ALIGNMENT || largest < 0 || largest > size || ring <= 0 || state <= 0 ||
+        state % (long long)sizeof(int64_t)) {
         PyErr_SetString(PyExc_ValueError, "a ring needs an address, a size that is a multiple of 64, and room for the largest piece");
         return NULL;
     }
     Context *c = PyMem_Calloc(1, sizeof *c);
     if (c == NULL) return PyErr_NoMemory();
-    Py_INCREF(tensor);
-    Py_INCREF(parameter);
-    Py_INCREF(dtypes);
-    Py_INCREF(owner);
-    c->tensor_type = tensor;
-    c->parameter_type = parameter;
-    c->dtypes = dtypes;
-    c->pieces_owner = owner;
-    c->cpu = PyUnicode_InternFromString("cpu");
     c->ring = (char *)(uintptr_t)ring;
     c->ring_size = size;
     c->largest = largest;
     c->state = (int64_t *)(uintptr_t)state;
-    PyObject *capsule = PyCapsule_New(c, CAPSULE, free_context);
-    if (capsule == NULL) PyMem_Free(c);
+    PyObject *capsule = fill_context(c, tensor, parameter, dtypes, owner) ? NULL : PyCapsule_New(c, CAPSULE, free_context);
+    if (capsule == NULL) drop_context(c);
     return capsule;
 }
 
-/* 1 when the attribute is True, 0 when it is anything else, -1 on error. */
-static int is_true(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
+/* 1 when the value is True, 0 when it is anything else, -1 on error. */
+static int is_true(PyObject *value) {
     if (value == NULL) return -1;
     Py_DECREF(value);
     return value == Py_True;
 }
 
-static int answers_true(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_CallMethodObjArgs(object, name, NULL);
-    if (value == NULL) return -1;
-    Py_DECREF(value);
-    return value == Py_True;
+static PyObject *ask(const Context *c, int method, PyObject *tensor) {
+    return PyObject_CallFunctionObjArgs(c->methods[method], tensor, NULL);
 }
 
-static int ask_number(PyObject *object, PyObject *name, unsigned long long *number) {
-    PyObject *value = PyObject_CallMethodObjArgs(object, name, NULL);
+static int ask_number(const Context *c, int method, PyObject *tensor, unsigned long long *number) {
+    PyObject *value = ask(c, method, tensor);
     if (value == NULL) return -1;
     *number = PyLong_AsUnsignedLongLong(value);
     Py_DECREF(value);
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Whether the bytes at the tensor's address are its values, in row-major order. */
+static int is_plain(const Context *c, PyObject *tensor) {
+    return is_true(PyObject_GetAttr(tensor, s_is_cpu)) == 1 && is_true(ask(c, IS_CONTIGUOUS, tensor)) == 1 &&
+           is_true(ask(c, IS_NEG, tensor)) == 0 && is_true(ask(c, IS_CONJ, tensor)) == 0;
+}
+
+/* Where the bytes of a tensor are, in `address`; -1 when it has none: a storage that was given back, or never had memory. */
+static int find_bytes(const Context *c, PyObject *tensor, long long itemsize, unsigned long long *address) {
+    unsigned long long offset;
+    if (ask_number(c, CONST_DATA_PTR, tensor, address)) return -1;
+    if (*address >= LOW_ADDRESSES) return 0;
+    if (ask_number(c, STORAGE_OFFSET, tensor, &offset)) return -1;
+    return *address == offset * (unsigned long long)itemsize ? -1 : 0;
+}
+
 /* Where `nbytes` would stand in the ring now; -1 when Python must wait, populate or cut into pieces first. */
 static int64_t find_place(const Context *c, int64_t nbytes, int64_t *end) {
-    if (nbytes > c->largest) return -1;
-    int64_t room = (nbytes + ALIGNMENT - 1) & -(int64_t)ALIGNMENT;
-    int64_t position = c->state[HEAD], place = position % c->ring_size;
+    int64_t position = c->state[HEAD];
+    if (position < 0 || position > INT64_MAX - 2 * c->ring_size) return -1;
+    int64_t room = (nbytes + ALIGNMENT - 1) & -(int64_t)ALIGNMENT, place = position % c->ring_size;
     if (place + room > c->ring_size) position += c->ring_size - place;
     *end = position + room;
     return *end > c->state[FREE_TO] || *end > c->state[POPULATED] ? -1 : position;
 }
 
-static int note_piece(PyObject *pieces, int64_t position, int64_t nbytes, PyObject *code) {
-    PyObject *piece = Py_BuildValue("(LLOO)", (long long)position, (long long)nbytes, code, Py_True);
-    if (piece == NULL) return -1;
-    int failed = PyList_Append(pieces, piece);
-    Py_DECREF(piece);
-    return failed;
-}
-
-static PyObject *make_slot(const Context *c, PyObject *name, PyObject *dtype, PyObject *shape, PyObject *grad, int64_t token) {
-    PyObject *slot = PyList_New(8), *number = PyLong_FromLongLong(token);
-    if (slot == NULL || number == NULL) {
-        Py_XDECREF(slot);
+static PyObject *make_slot(const Context *c, PyObject *name, PyObject *dtype, PyObject *tensor, int64_t token) {
+    PyObject *shape = PyObject_GetAttr(tensor, s_shape);
+    PyObject *grad = shape == NULL ? NULL : PyObject_GetAttr(tensor, s_requires_grad);
+    PyObject *number = grad == NULL ? NULL : PyLong_FromLongLong(token);
+    PyObject *slot = number == NULL ? NULL : PyList_New(8);
+    if (slot == NULL) {
+        Py_XDECREF(shape);
+        Py_XDECREF(grad);
         Py_XDECREF(number);
         return NULL;
     }
+    Py_INCREF(name);
+    Py_INCREF(dtype);
+    Py_INCREF(c->cpu);
+    Py_INCREF(Py_None);
+    Py_INCREF(Py_None);
     PyObject *fields[8] = {name, dtype, shape, c->cpu, Py_None, grad, number, Py_None};
-    for (int i = 0; i < 8; i++) {
-        if (i != 6) Py_INCREF(fields[i]);
-        PyList_SetItem(slot, i, fields[i]);
-    }
+    for (int i = 0; i < 8; i++) PyList_SetItem(slot, i, fields[i]);
     return slot;
 }
 
-/* The slot of one tensor, copied; NULL without an error when it needs care, NULL with one when something failed. */
-static PyObject *take_one(const Context *c, PyObject *pieces, PyObject *name, PyObject *tensor) {
-    PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (type != c->tensor_type && type != c->parameter_type) return NULL;
-    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
-    if (dtype == NULL) return NULL;
-    PyObject *known = PyDict_GetItemWithError(c->dtypes, dtype);
-    Py_DECREF(dtype);
-    if (known == NULL || is_true(tensor, s_is_cpu) != 1 || answers_true(tensor, s_is_contiguous) != 1) return NULL;
-    if (answers_true(tensor, s_is_neg) || answers_true(tensor, s_is_conj)) return NULL;
-    unsigned long long address, count;
-    if (ask_number(tensor, s_const_data_ptr, &address) || ask_number(tensor, s_numel, &count)) return NULL;
-    long long itemsize = PyLong_AsLongLong(PyTuple_GetItem(known, 2));
-    int64_t nbytes = (int64_t)count * itemsize, end;
-    if (!address && nbytes) return NULL;
-    int64_t position = find_place(c, nbytes, &end);
-    if (position < 0) return NULL;
-    PyObject *shape = PyObject_GetAttr(tensor, s_shape), *grad = PyObject_GetAttr(tensor, s_requires_grad);
-    PyObject *slot = NULL;
-    if (shape != NULL && grad != NULL) slot = make_slot(c, name, PyTuple_GetItem(known, 0), shape, grad, c->state[TOKENS]);
-    Py_XDECREF(shape);
-    Py_XDECREF(grad);
-    if (slot == NULL) return NULL;
+/* Copy into the ring and note the piece; -1 when something failed, and then nothing is changed. */
+static int put(const Context *c, PyObject *piece, unsigned long long address, int64_t position, int64_t nbytes, int64_t end) {
+    PyObject *pieces = PyObject_GetAttr(c->pieces_owner, s_pieces);
+    if (pieces == NULL) return -1;
     char *to = c->ring + position % c->ring_size;
     const char *from = (const char *)(uintptr_t)address;
     if (nbytes >= LARGE_BYTES) {
@@ -157,41 +200,75 @@ static PyObject *take_one(const Context *c, PyObject *pieces, PyObject *name, Py
     } else if (nbytes) {
         memcpy(to, from, (size_t)nbytes);
     }
-    if (note_piece(pieces, position, nbytes, PyTuple_GetItem(known, 1))) {
-        Py_DECREF(slot);
-        return NULL;
-    }
+    int failed = PyList_Append(pieces, piece);
+    Py_DECREF(pieces);
+    if (failed) return -1;
     c->state[HEAD] = end;
     c->state[TOKENS] += 1;
     c->state[BYTES_SEEN] += nbytes;
+    return 0;
+}
+
+/* The slot of one tensor, copied; NULL without an error when it needs care, NULL with one when something failed. */
+static PyObject *take_one(const Context *c, PyObject *name, PyObject *tensor) {
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (type != c->tensor_type && type != c->parameter_type) return NULL;
+    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
+    if (dtype == NULL) return NULL;
+    PyObject *known = PyDict_GetItemWithError(c->dtypes, dtype);
+    Py_DECREF(dtype);
+    if (known == NULL || !is_plain(c, tensor)) return NULL;
+    unsigned long long address = 0, count;
+    if (ask_number(c, NUMEL, tensor, &count)) return NULL;
+    long long itemsize = PyLong_AsLongLong(PyTuple_GetItem(known, 2));
+    if (count > (unsigned long long)(c->largest / itemsize)) return NULL;
+    int64_t nbytes = (int64_t)count * itemsize, token = c->state[TOKENS], end;
+    int64_t position = find_place(c, nbytes, &end);
+    if (position < 0) return NULL;
+    PyObject *slot = make_slot(c, name, PyTuple_GetItem(known, 0), tensor, token);
+    if (slot == NULL) return NULL;
+    PyObject *code = PyTuple_GetItem(known, 1);
+    PyObject *piece = Py_BuildValue("(LLOO)", (long long)position, (long long)nbytes, code, Py_True);
+    /* The place and the address hold from here on: nothing below makes an object that the garbage collector knows. */
+    if (piece == NULL || (nbytes && find_bytes(c, tensor, itemsize, &address)) || c->state[TOKENS] != token ||
+        find_place(c, nbytes, &end) != position || put(c, piece, address, position, nbytes, end)) {
+        Py_DECREF(slot);
+        slot = NULL;
+    }
+    Py_XDECREF(piece);
     return slot;
 }
 
 /* take(context, tensors) -> [slot or None]: None where Python has to look at the tensor itself. */
-static PyObject *take(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    (void)module;
     if (nargs != 2 || !PyList_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "take(context, list of (name, tensor))");
         return NULL;
     }
     Context *c = PyCapsule_GetPointer(args[0], CAPSULE);
     if (c == NULL) return NULL;
-    PyObject *pieces = PyObject_GetAttr(c->pieces_owner, s_pieces);
-    if (pieces == NULL) return NULL;
     Py_ssize_t n = PyList_Size(args[1]);
     PyObject *slots = PyList_New(n);
     for (Py_ssize_t i = 0; slots != NULL && i < n; i++) {
-        PyObject *pair = PyList_GetItem(args[1], i);
-        PyObject *slot = NULL;
-        if (PyTuple_Check(pair) && PyTuple_Size(pair) == 2)
-            slot = take_one(c, pieces, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+        PyObject *pair = PyList_GetItem(args[1], i), *slot = NULL;
+        if (pair != NULL && PyTuple_Check(pair) && PyTuple_Size(pair) == 2) {
+            Py_INCREF(pair);
+            slot = take_one(c, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+            Py_DECREF(pair);
+        }
         if (slot == NULL) {
-            PyErr_Clear(); /* the Python side tries again, with care, and says what is wrong */
+            /* The Python side tries again, with care, and says what is wrong; but an interrupt is nobody's tensor. */
+            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+                Py_DECREF(slots);
+                return NULL;
+            }
+            PyErr_Clear();
             Py_INCREF(Py_None);
             slot = Py_None;
         }
         PyList_SetItem(slots, i, slot);
     }
-    Py_DECREF(pieces);
     return slots;
 }
 
@@ -201,40 +278,50 @@ static int fits(PyObject *number) {
     return !overflow;
 }
 
+/* The tree of one tensor: its name and itself go to `tensors`, a new reference to {"slot": name} comes back. */
+static PyObject *name_tensor(PyObject *name, PyObject *reference, PyObject *tensor, PyObject *tensors) {
+    PyObject *pair = PyTuple_Pack(2, name, tensor);
+    int failed = pair == NULL || PyList_Append(tensors, pair);
+    Py_XDECREF(pair);
+    if (failed) return NULL;
+    Py_INCREF(reference);
+    return reference;
+}
+
 /* flatten(values, names, references, tensor_type, tensors, walk) -> [tree]
  * `names` and `references` hold `input.i` and {"slot": "input.i"}; `walk(value, name, tensors)` does what is not plain. */
-static PyObject *flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+static PyObject *flatten(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    (void)module;
     if (nargs != 6 || !PyTuple_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]) || !PyType_Check(args[3]) ||
-        !PyList_Check(args[4])) {
+        !PyList_Check(args[4]) || !PyCallable_Check(args[5])) {
         PyErr_SetString(PyExc_TypeError, "flatten(tuple, names, references, tensor type, list, walk)");
         return NULL;
     }
-    PyObject *names = args[1], *references = args[2], *tensors = args[4], *walk = args[5];
+    PyObject *tensors = args[4], *walk = args[5];
+    PyTypeObject *tensor_type = (PyTypeObject *)args[3];
     Py_ssize_t n = PyTuple_Size(args[0]);
-    if (n > PyList_Size(names) || n > PyList_Size(references)) {
-        PyErr_SetString(PyExc_ValueError, "more values than names");
-        return NULL;
-    }
     PyObject *tree = PyList_New(n);
     for (Py_ssize_t i = 0; tree != NULL && i < n; i++) {
         PyObject *value = PyTuple_GetItem(args[0], i), *entry = NULL;
         PyTypeObject *type = Py_TYPE(value);
-        if (type == (PyTypeObject *)args[3] || PyType_IsSubtype(type, (PyTypeObject *)args[3])) {
-            PyObject *pair = PyTuple_Pack(2, PyList_GetItem(names, i), value);
-            if (pair != NULL && PyList_Append(tensors, pair) == 0) {
-                entry = PyList_GetItem(references, i);
-                Py_INCREF(entry);
-            }
-            Py_XDECREF(pair);
-        } else if (value == Py_None || type == &PyBool_Type || type == &PyUnicode_Type ||
-                   (type == &PyFloat_Type && isfinite(PyFloat_AsDouble(value)))) {
-            entry = value;
-            Py_INCREF(entry);
-        } else if (type == &PyLong_Type && fits(value)) {
+        if (value == Py_None || type == &PyBool_Type || type == &PyUnicode_Type ||
+            (type == &PyFloat_Type && isfinite(PyFloat_AsDouble(value))) || (type == &PyLong_Type && fits(value))) {
             entry = value;
             Py_INCREF(entry);
         } else {
-            entry = PyObject_CallFunctionObjArgs(walk, value, PyList_GetItem(names, i), tensors, NULL);
+            if (i >= PyList_Size(args[1]) || i >= PyList_Size(args[2])) {
+                PyErr_SetString(PyExc_ValueError, "more values than names");
+                Py_DECREF(tree);
+                return NULL;
+            }
+            PyObject *name = PyList_GetItem(args[1], i);
+            if (type == tensor_type || PyType_IsSubtype(type, tensor_type)) {
+                entry = name_tensor(name, PyList_GetItem(args[2], i), value, tensors);
+            } else {
+                Py_INCREF(name);
+                entry = PyObject_CallFunctionObjArgs(walk, value, name, tensors, NULL);
+                Py_DECREF(name);
+            }
         }
         if (entry == NULL) {
             Py_DECREF(tree);
@@ -259,9 +346,7 @@ PyMODINIT_FUNC PyInit__fast(void) {
         PyObject **place;
         const char *text;
     } names[] = {
-        {&s_dtype, "dtype"}, {&s_is_cpu, "is_cpu"}, {&s_is_contiguous, "is_contiguous"}, {&s_is_neg, "is_neg"},
-        {&s_is_conj, "is_conj"}, {&s_const_data_ptr, "const_data_ptr"}, {&s_numel, "numel"}, {&s_shape, "shape"},
-        {&s_requires_grad, "requires_grad"}, {&s_pieces, "pieces"},
+        {&s_dtype, "dtype"}, {&s_is_cpu, "is_cpu"}, {&s_shape, "shape"}, {&s_requires_grad, "requires_grad"}, {&s_pieces, "pieces"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if ((*names[i].place = PyUnicode_InternFromString(names[i].text)) == NULL) return NULL;

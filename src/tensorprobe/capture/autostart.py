@@ -17,13 +17,19 @@ def begin(payload: str) -> None:
     orders = json.loads(payload)
     original = nn.Module.__call__
 
+    waiting = True
+
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_data_worker():
+        nonlocal waiting
+        if not waiting or _is_data_worker():
             return original(module, *args, **kwargs)
-        if nn.Module.__call__ is __call__:
+        waiting = False
+        topmost = nn.Module.__call__ is __call__
+        if topmost:
             nn.Module.__call__ = original
         _start(orders, module)
-        return nn.Module.__call__(module, *args, **kwargs)
+        # When another wrapper stands around this one, it has been passed already: calling it again would never end.
+        return (nn.Module.__call__ if topmost else original)(module, *args, **kwargs)
 
     nn.Module.__call__ = __call__
 

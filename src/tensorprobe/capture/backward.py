@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.capture.snapshot import quiet
@@ -198,17 +199,22 @@ Guard = Callable[[Watch, Callable[[int], bool]], None]
 def install(watch: Watch, roots: dict[Any, Places], boundary: dict[Any, Places], guard: Guard) -> None:
     """Put the hooks in place. `guard` runs what they do as tool code, with the number of the engine's pass.
 
-    A node that is both, as the only node of a simple op is, needs one hook: after it, both sides are there.
+    A node that is both, as the only node of a simple op is, needs one hook: after it, both sides are there. A node written in
+    Python needs two: it may change in place what it was given.
     """
     watch.expect([slot for places in boundary.values() for slot, _ in places])
     for node, places in roots.items():
-        if node in boundary:
+        if _is_simple(node, boundary):
             node.register_hook(_around_node(watch, places, boundary[node], guard))
         else:
             node.register_prehook(_before_node(watch, places, guard))
     for node, places in boundary.items():
-        if node not in roots:
+        if node not in roots or not _is_simple(node, boundary):
             node.register_hook(_around_node(watch, [], places, guard))
+
+
+def _is_simple(node: Any, boundary: dict[Any, Places]) -> bool:
+    return node in boundary and not isinstance(node, BackwardCFunction)
 
 
 def _before_node(watch: Watch, places: Places, guard: Guard) -> Callable[..., None]:

@@ -35,7 +35,7 @@ class DispatchTap(TorchDispatchMode):
             return func(*args, **kwargs)
         plan = self._plans.get(func)
         if plan is None:
-            plan = self._plans[func] = plan_aten(func)
+            plan = self._plans[func] = self._make_plan(func)
         if plan.name is None:
             return func(*args, **kwargs)
         opened = self._before(plan, args, kwargs)
@@ -45,15 +45,17 @@ class DispatchTap(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._after(plan, header, slots, tree, [], raised=type(error).__name__)
+            self._after(plan, header, slots, tree, [], None, raised=type(error).__name__)
             raise
-        outputs: Tensors = []
-        if plan.written:
-            outputs = [(f"output{slot[5:]}", t) for slot, t in inputs if slot.startswith(plan.written)]
-        else:
-            flatten_result(result, outputs)
-        self._after(plan, header, slots, tree, outputs)
+        self._after(plan, header, slots, tree, inputs, result)
         return result
+
+    def _make_plan(self, func: Any) -> AtenPlan:
+        try:
+            return plan_aten(func)
+        except Exception as error:
+            self._session.tool_failed(str(func), error)
+            return AtenPlan(None)
 
     def _before(
         self, plan: AtenPlan, args: Any, kwargs: Any
@@ -80,7 +82,14 @@ class DispatchTap(TorchDispatchMode):
             session.state.busy = False
 
     def _after(
-        self, plan: AtenPlan, header: Header, slots: list[Any], tree: Any, outputs: Tensors, raised: str | None = None
+        self,
+        plan: AtenPlan,
+        header: Header,
+        slots: list[Any],
+        tree: Any,
+        inputs: Tensors,
+        result: Any,
+        raised: str | None = None,
     ) -> None:
         session = self._session
         session.state.busy = True
@@ -89,6 +98,11 @@ class DispatchTap(TorchDispatchMode):
                 if raised == "_StopRecomputationError":
                     session.discard(slots)
                     return
+                outputs: Tensors = []
+                if plan.written:
+                    outputs = [(f"output{slot[5:]}", t) for slot, t in inputs if slot.startswith(plan.written)]
+                else:
+                    flatten_result(result, outputs)
                 if session.selection.outputs:
                     but = ("output",) if plan.allocates else ()
                     slots = slots + session.snapshots.take(outputs, but=but, reason=UNINITIALISED)

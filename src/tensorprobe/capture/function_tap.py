@@ -37,7 +37,7 @@ class FunctionTap(TorchFunctionMode):
         kwargs = kwargs or {}
         plan = self._plans.get(func)
         if plan is None:
-            plan = self._plans[func] = plan_function(func)
+            plan = self._plans[func] = self._make_plan(func)
         session = self._session
         state = session.state
         if state.busy or not session.recording:
@@ -60,6 +60,13 @@ class FunctionTap(TorchFunctionMode):
             raise
         self._after(state, func, plan, call, result)
         return result
+
+    def _make_plan(self, func: Any) -> Plan:
+        try:
+            return plan_function(func)
+        except Exception as error:
+            self._session.tool_failed(getattr(func, "__name__", type(func).__name__), error)
+            return NOT_AN_OP
 
     def _inside(self, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
         """Run a function whose parts are recorded too, as calls that belong to it."""
@@ -90,7 +97,7 @@ class FunctionTap(TorchFunctionMode):
                 if header.wanted.forward and session.selection.inputs and self._record:
                     but = plan.receives or (OUT if "out" in kwargs else ())
                     call.slots = session.snapshots.take(call.inputs, but=but, reason=WRITTEN_ONLY)
-                if plan.mutates:
+                if plan.mutates and not plan.returns_changed:
                     call.versions = [_version(tensor) for _, tensor in call.inputs]
                 if torch.is_grad_enabled():
                     call.edges = edges_of(call.inputs)
@@ -110,7 +117,7 @@ class FunctionTap(TorchFunctionMode):
             with private.no_overrides():
                 outputs: Tensors = []
                 flatten_result(result, outputs)
-                if plan.mutates:
+                if plan.mutates and not plan.returns_changed:
                     outputs += self._changed(plan, call, outputs)
                 if not outputs:
                     self._learn(func, plan, call)

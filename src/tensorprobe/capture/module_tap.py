@@ -54,9 +54,13 @@ class ModuleTap:
             session.pass_by_tracing()
             return original(module, *args, **kwargs)
         state = session.state
-        if not state.modules:
-            self._before_outermost()
-        path = self._path(module, outermost=not state.modules)
+        try:
+            if not state.modules:
+                self._before_outermost()
+            path = self._path(module, outermost=not state.modules)
+        except Exception as error:
+            session.tool_failed(type(module).__name__, error)
+            path = session.module_path()
         state.modules.append(path)
         outer = state.outer_stack
         state.outer_stack = session.outer_stack(outer)

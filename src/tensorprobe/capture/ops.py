@@ -56,6 +56,7 @@ UNINITIALISED = "memory not yet initialised"
 class Plan(NamedTuple):
     """How calls of one function are handled. `name` is None for a function that is not an operation.
 
+    `returns_changed` is set where all that the call changes is what it gives back, as for `Tensor.add_`.
     `receives` are the beginnings of the slots that the call only writes to: what stands in them before is nobody's result.
     `writes` are slots that the call may change without a trace in the tensor's version.
     """
@@ -67,6 +68,7 @@ class Plan(NamedTuple):
     receives: tuple[str, ...] = ()
     is_leaf: bool = True
     writes: tuple[str, ...] = ()
+    returns_changed: bool = False
 
 
 NOT_AN_OP = Plan(None)
@@ -97,7 +99,9 @@ def plan_function(func: Any) -> Plan:
             receives += ("input.1",)
     writes = _RUNNING_STATISTICS.get(canonical, ())
     mutates = distributed or bool(writes) or _may_mutate(name)
-    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, func not in COMPOSITES, writes)
+    in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
+    is_leaf = func not in COMPOSITES
+    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, is_leaf, writes, in_place)
 
 
 def _canonical(full: str) -> str | None:

@@ -224,10 +224,11 @@ class Probe:
         if coverage is None:
             return
         problems = []
-        if coverage.failed or coverage.first_error:
+        failure = session.writer.failure
+        if coverage.failed or (coverage.first_error and coverage.first_error != failure):
             problems.append(f"{coverage.failed:,} calls are not recorded. First: {coverage.first_error}")
-        if session.writer.failure is not None:
-            problems.append(session.writer.failure)
+        if failure is not None:
+            problems.append(f"{failure}. What it had written until then can be read.")
         for name, close in coverage.unmatched.items():
             near = f" Nearest: {', '.join(close)}." if close else ""
             problems.append(f"nothing matched {name!r}.{near}")

@@ -275,10 +275,6 @@ class Session:
         roots = find_roots(outputs, start)
         if roots:
             _, boundary = find_boundary(roots, edges, start)
-            if not self.selection.inputs:
-                roots = dict.fromkeys(roots, [])
-            if not self.selection.outputs:
-                boundary = {}
             install(Watch(header, self._takes, self.emit_backward), roots, boundary, self._in_hook)
 
     def mark_nodes(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:

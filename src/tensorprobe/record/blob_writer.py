@@ -135,6 +135,7 @@ class BlobWriter:
                 view, offset = view[written:], offset + written
         except OSError as error:
             self._failure = error
+            self.written_to = max(self.written_to, min(offset, end))  # the part that a full disk still took is whole
             raise
         self.written_to = max(self.written_to, end)
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ _READ_BYTES = 1 << 20
 _GROUP_BYTES = 8 << 20
 _PAUSE_S = 0.004
 _ORPHAN_CHECK_S = 1.0
+_AHEAD_BYTES = 48 << 20
 
 
 class Recorder:
@@ -58,6 +59,8 @@ class Recorder:
         self._next_token = 0
         self._partial: _PartialTensor | None = None
         self._closing: CloseEvent | None = None
+        self._populated = 0
+        self._populating = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-ring")
 
     def run(self) -> None:
         """Until the trainer closes the run or is gone."""
@@ -138,8 +141,7 @@ class Recorder:
             key = digest(view)
             self._keep(Stored(moments, key, len(view), self._tensors.store(view, key)))
             view.release()
-        last = group[-1]
-        self._ring.consumed = last.position + last.nbytes
+        self._give_back(group[-1])
 
     def _store_part(self, piece: Piece) -> None:
         """One piece of a tensor too large to stand in the ring at once."""
@@ -154,12 +156,20 @@ class Recorder:
         partial.nbytes += piece.nbytes
         self._tensors.extend(view)
         view.release()
-        self._ring.consumed = piece.position + piece.nbytes
+        self._give_back(piece)
         if piece.last:
             key = partial.digest.hexdigest()
             offset = self._tensors.end(partial.offset, key, partial.nbytes)
             self._keep(Stored(join_moments(partial.moments), key, partial.nbytes, offset))
             self._partial = None
+
+    def _give_back(self, piece: Piece) -> None:
+        """Everything up to this piece is read. If the trainer is moving into memory it has not used before, get that ready for it."""
+        self._ring.consumed = piece.position + piece.nbytes
+        wanted = min(piece.position + _AHEAD_BYTES, self._ring.size_bytes)
+        if wanted > self._populated:
+            self._populating.submit(self._ring.populate, self._populated, wanted - self._populated)
+            self._populated = wanted
 
     def _row(self, piece: Piece) -> Row:
         address = self._ring.address + piece.position % self._ring.size_bytes
@@ -212,6 +222,5 @@ def main(orders_json: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders = msgspec.json.decode(orders_json, type=Orders)
     ring = Ring(orders.ring_bytes, orders.ring_fd)
-    threading.Thread(target=ring.populate, args=(0, orders.ring_bytes), daemon=True).start()
     Recorder(orders, ring).run()
     os._exit(0)  # everything is written and closed; taking the interpreter down would keep the trainer waiting

@@ -27,12 +27,13 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
 _AHEAD_BYTES = 8 << 20
+_WARM_BYTES = 48 << 20
 _FOR_EVER = 2**63 - 1
 _CLOSED = -1
 
 # Places in `RunWriter.state`, which the C loop of capture reads and writes too.
 HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN = range(5)
-_DEFAULT_RING_BYTES = 256 << 20
+_DEFAULT_RING_BYTES = 128 << 20
 
 
 class RunWriter:
@@ -49,6 +50,7 @@ class RunWriter:
         in_process: bool = False,
         direct: bool = True,
     ) -> None:
+        ring_bytes -= ring_bytes % (4 * ALIGNMENT)  # so that pieces of large tensors begin and end between elements
         self.lock = threading.RLock()
         self._encode = msgspec.msgpack.Encoder().encode
         self.pieces: list[tuple[int, int, int, bool]] = []
@@ -62,6 +64,7 @@ class RunWriter:
         self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
         self._size = ring_bytes
         self._address = self._ring.address
+        self._populate(min(_WARM_BYTES, ring_bytes))
 
     @property
     def ring(self) -> tuple[int, int, int]:
@@ -106,7 +109,7 @@ class RunWriter:
         os.close(self._pipe)
         problem = self._recorder.join()
         if problem is not None and self.failure is None:
-            self.failure = problem
+            self.failure = f"the recorder has ended: {problem}"
         with self.lock:
             self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
             self._closed = True
@@ -123,19 +126,29 @@ class RunWriter:
         end = position + room
         if end > state[FREE_TO]:
             self._wait_for(end)
-        if end > state[POPULATED]:
-            self._populate(end)
+        if place + room > state[POPULATED]:
+            self._populate(place + room)
         if nbytes:
             self._memcpy(self._address + place, address, nbytes)
         self.pieces.append((position, nbytes, dtype_code, last))
         state[HEAD] = end
 
     def _populate(self, end: int) -> None:
-        """In the first round through the ring, get the memory a good piece ahead."""
+        """Where the ring is used for the first time, get the memory a good piece ahead. `end` is a place, not a position."""
         start = self.state[POPULATED]
-        upto = max(end, start + _AHEAD_BYTES)
+        upto = min(max(end, start + _AHEAD_BYTES), self._size)
         self._ring.populate(start, upto - start)
-        self.state[POPULATED] = upto if upto < self._size else _FOR_EVER
+        self.state[POPULATED] = upto
+
+    def _stay_warm(self) -> None:
+        """Start the next round early when the recorder keeps up: memory that was used before is warm, the rest of the ring is not."""
+        head = self.state[HEAD]
+        place = head % self._size
+        if place > _WARM_BYTES:
+            consumed = self._ring.consumed
+            if consumed >= head - place // 2:
+                self.state[HEAD] = head - place + self._size
+                self.state[FREE_TO] = consumed + self._size
 
     def _copy_in_pieces(self, address: int, nbytes: int, dtype_code: int) -> None:
         done = 0
@@ -170,6 +183,7 @@ class RunWriter:
                 (self.pieces, event)
             )  # an event that cannot be encoded must not take the pieces with it
             self.pieces = []
+            self._stay_warm()
             try:
                 _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
             except OSError as error:
