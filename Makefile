@@ -33,7 +33,12 @@ demo: $(READY) ## record a small training and look at the record
 	@echo "  $(BIN)/tensorprobe inspect $(DEMO) --verify                  every byte checked"
 
 test: lint ## lint, then all tests
+ifdef ARGS
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+else # the simulated device, once enabled, stays for the life of a process: its tests have processes of their own
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/sim
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --ignore tests/sim
+endif
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -74,3 +74,8 @@ def nothing_is_left_installed() -> Iterator[None]:
     if _open_fds() > before + _FD_SLACK:
         gc.collect()
         assert _open_fds() <= before + _FD_SLACK
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The simulated device must be there before the first backward of a process: where all run in one, its tests come first."""
+    items.sort(key=lambda item: "sim" not in item.path.parts)

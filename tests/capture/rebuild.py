@@ -74,9 +74,12 @@ class Replay:
         if kind == "dict":
             return {key: self._build(part) for key, part in value.items()}
         parts = [self._build(part) for part in value]
-        return {"tuple": tuple, "torch.Size": torch.Size, "slice": lambda p: slice(*p), "complex": lambda p: complex(*p)}[
-            kind
-        ](parts)
+        return {
+            "tuple": tuple,
+            "torch.Size": torch.Size,
+            "slice": lambda p: slice(*p),
+            "complex": lambda p: complex(*p),
+        }[kind](parts)
 
 
 def find_function(op: str) -> Any:

@@ -40,6 +40,8 @@ def run_python(
     return done
 
 
-def run_tool(arguments: list[str | Path], folder: Path, *, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    arguments: list[str | Path], folder: Path, *, code: int | None = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run `tensorprobe` with these arguments."""
     return run_python(["-c", "from tensorprobe.cli.main import main; main()", *arguments], folder, code=code, **more)

@@ -104,15 +104,29 @@ def random_sequence(*shape: int) -> Tensor:
 
 MODELS: list[tuple[str, type[nn.Module], Callable[[], Tensor], int, list[str]]] = [
     ("cnn with in-place relu and sum", Residual, images, 15, []),
-    ("gpt with tied embedding, views and setitem", TiedGPT, tokens, 45, ["Functional.dropout.0.forward", "Functional.dropout.1.forward"]),  # p=0 is no node
+    (
+        "gpt with tied embedding, views and setitem",
+        TiedGPT,
+        tokens,
+        45,
+        ["Functional.dropout.0.forward", "Functional.dropout.1.forward"],
+    ),  # p=0 is no node
     ("lstm", Lstm, lambda: random_sequence(3, 2, 4), 10, []),
-    ("multi-head attention", Attention, lambda: random_sequence(3, 2, 8).requires_grad_(), 15, ["Tensor.view.4.forward", "Tensor.mean.0.forward"]),
+    (
+        "multi-head attention",
+        Attention,
+        lambda: random_sequence(3, 2, 8).requires_grad_(),
+        15,
+        ["Tensor.view.4.forward", "Tensor.mean.0.forward"],
+    ),
     ("3-d linear without bias", Linear3d, lambda: random_sequence(2, 3, 4).requires_grad_(), 4, []),
     ("one tensor at two places", Doubled, lambda: random_sequence(3, 4), 6, []),
 ]
 
 
-@pytest.mark.parametrize(("model", "batch", "at_least", "unused"), [row[1:] for row in MODELS], ids=[m[0] for m in MODELS])
+@pytest.mark.parametrize(
+    ("model", "batch", "at_least", "unused"), [row[1:] for row in MODELS], ids=[m[0] for m in MODELS]
+)
 def test_each_call_run_alone_gives_the_recorded_gradients(
     model: type[nn.Module], batch: Any, at_least: int, unused: list[str], tmp_path: Path
 ) -> None:

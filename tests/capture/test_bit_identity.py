@@ -101,7 +101,9 @@ def test_training_is_the_same_to_the_last_bit(work: str, level: str, tmp_path: P
     assert tensorprobe.open_run(tmp_path / "run").steps == [0, 1]
 
 
-@pytest.mark.parametrize("settings", [{"mode": "summary"}, {"mode": "structure"}, {"in_process": True}, {"steps": [1]}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"mode": "summary"}, {"mode": "structure"}, {"in_process": True}, {"steps": [1]}], ids=str
+)
 def test_training_is_the_same_whatever_is_recorded(settings: dict[str, Any], tmp_path: Path) -> None:
     work = WORKLOADS["dropout"]
     plain = train(work, lambda: None)

@@ -107,7 +107,7 @@ def test_calls_beside_a_compiled_region_are_recorded_and_the_blind_spot_is_told(
     assert any("torch.compile" in spot for spot in probe.coverage.blind_spots)
 
 
-def test_compiled_function_is_told_as_a_blind_spot_or_recorded(tmp_path: Path) -> None:
+def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager", fullgraph=True)
     with tensorprobe.capture(tmp_path / "run"):
         result = compiled(torch.ones(3))

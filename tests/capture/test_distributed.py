@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import tensorprobe
 from capture.scripts import run_python, run_tool, write_script
 from capture.tiny import names, slot, the_call, value
+from tensorprobe.record import Run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_ddp.py"
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -50,12 +52,63 @@ COLLECTIVES = """
 """
 
 
-def test_collectives_are_recorded_with_their_results(tmp_path: Path) -> None:
-    script = write_script(tmp_path, COLLECTIVES)
-    done = run_python([*LAUNCH, script, "api"], tmp_path)
+TRAINING = """
+    import argparse, sys
+    sys.path.insert(0, sys.argv[1])
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    import tensorprobe
+    import train_ddp
+
+    def train(sharded, out=None, **settings):
+        torch.manual_seed(0)
+        model = train_ddp.distribute(train_ddp.Regressor(8, 1), sharded=sharded)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        probe = None if out is None else tensorprobe.Probe(out, model=model, level="mix", **settings).start()
+        losses = []
+        for step in range(2):
+            loss = F.mse_loss(model(torch.ones(2, train_ddp.FEATURES) + dist.get_rank()), torch.ones(2, 1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if probe is not None:
+                probe.step()
+        if probe is not None:
+            probe.stop()
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        return losses, [p.tolist() for p in whole]
+
+    dist.init_process_group("gloo")
+    for sharded, out in ((False, "ddp"), (True, "fsdp")):
+        assert train(sharded) == train(sharded, out), out
+    train(False, "second", ranks=[1])
+    dist.destroy_process_group()
+    sys.stdout.write("the same\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def collectives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collectives")
+    done = run_python([*LAUNCH, write_script(folder, COLLECTIVES), "api"], folder)
     assert sorted(done.stdout.splitlines()) == [f"{rank} {[3.0] * 3} {[3.0] * 4} 0" for rank in (0, 1)]
     assert "CaptureIncomplete" not in done.stderr
-    run = tensorprobe.open_run(tmp_path / "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_python([*LAUNCH, write_script(folder, TRAINING), EXAMPLE.parent], folder)
+    assert done.stdout.splitlines() == ["the same"] * 2
+    assert "CaptureIncomplete" not in done.stderr
+    return folder
+
+
+def test_collectives_are_recorded_with_their_results(collectives: Path) -> None:
+    run = tensorprobe.open_run(collectives / "run")
     assert run.closed
     assert run.ranks == [0, 1]
     assert run.manifest.world_size == 2
@@ -75,30 +128,26 @@ def test_collectives_are_recorded_with_their_results(tmp_path: Path) -> None:
     assert "Distributed.send.0.forward" in names(run, rank=0)
 
 
-def test_sharded_tensors_are_recorded_by_their_local_part(tmp_path: Path) -> None:
-    script = write_script(tmp_path, COLLECTIVES)
-    for level in ("api", "aten"):
-        folder = tmp_path / level
-        folder.mkdir()
-        run_python([*LAUNCH, script, level], folder)
-        run = tensorprobe.open_run(folder / "mesh")
-        for rank in (0, 1):
-            whole = torch.arange(8.0).view(4, 2)
-            sines = [call for call in run.calls(rank=rank) if "sin" in call.op]
-            assert sines
-            found = sines[0].inputs[0]
-            assert torch.equal(found.tensor(), whole[2 * rank : 2 * rank + 2])
+def assert_local_parts(run: Run) -> None:
+    whole = torch.arange(8.0).view(4, 2)
+    for rank in (0, 1):
+        sines = [call for call in run.calls(rank=rank) if "sin" in call.op]
+        assert torch.equal(sines[0].inputs[0].tensor(), whole[2 * rank : 2 * rank + 2])
+
+
+def test_sharded_tensors_are_recorded_by_their_local_part(collectives: Path) -> None:
+    assert_local_parts(tensorprobe.open_run(collectives / "mesh"))
+
+
+def test_sharded_tensors_are_recorded_by_their_local_part_at_aten_level(tmp_path: Path) -> None:
+    done = run_python([*LAUNCH, write_script(tmp_path, COLLECTIVES), "aten"], tmp_path)
+    assert "CaptureIncomplete" not in done.stderr
+    assert_local_parts(tensorprobe.open_run(tmp_path / "mesh"))
 
 
 @pytest.mark.parametrize("variant", ["ddp", "fsdp"])
-def test_wrapped_models_have_the_names_of_plain_ones(variant: str, tmp_path: Path) -> None:
-    options = ["--steps", "2", "--layers", "1", "--width", "8", *(["--fsdp"] if variant == "fsdp" else [])]
-    plain = run_python([*LAUNCH, EXAMPLE, *options], tmp_path)
-    done = run_tool(["capture", "-o", "run", "--level", "mix", "--", "python", *LAUNCH, EXAMPLE, *options], tmp_path)
-    losses = [sorted(re.findall(r"rank \d step \d loss \S+", run.stdout)) for run in (plain, done)]
-    assert len(losses[0]) == 4
-    assert losses[0] == losses[1]
-    run = tensorprobe.open_run(tmp_path / "run")
+def test_wrapped_models_have_the_names_of_plain_ones(variant: str, trained: Path) -> None:
+    run = tensorprobe.open_run(trained / variant)
     assert run.closed
     assert run.ranks == [0, 1]
     assert run.steps[:2] == [0, 1]
@@ -119,10 +168,20 @@ def test_wrapped_models_have_the_names_of_plain_ones(variant: str, tmp_path: Pat
         assert not [path for path in paths if "module" in path or "_fsdp" in path]
 
 
-def test_only_the_asked_rank_is_recorded(tmp_path: Path) -> None:
-    options = ["--steps", "1", "--layers", "1", "--width", "8"]
-    done = run_tool(["capture", "-o", "run", "--ranks", "1", "--", "python", *LAUNCH, EXAMPLE, *options], tmp_path)
-    assert len(re.findall(r"rank \d step 0", done.stdout)) == 2
-    run = tensorprobe.open_run(tmp_path / "run")
+def test_only_the_asked_rank_is_recorded(trained: Path) -> None:
+    run = tensorprobe.open_run(trained / "second")
     assert run.ranks == [1]
     assert names(run, step=0, rank=1)
+
+
+def test_command_records_what_torchrun_starts(tmp_path: Path) -> None:
+    options = ["--steps", "1", "--layers", "1", "--width", "8"]
+    done = run_tool(
+        ["capture", "-o", "run", "--mode", "summary", "--", sys.executable, *LAUNCH, EXAMPLE, *options], tmp_path
+    )
+    assert len(re.findall(r"rank \d step 0", done.stdout)) == 2
+    run = tensorprobe.open_run(tmp_path / "run")
+    assert run.closed
+    assert run.ranks == [0, 1]
+    for rank in (0, 1):
+        assert "Functional.linear.0.backward" in names(run, step=0, rank=rank)

@@ -161,4 +161,7 @@ def test_steps_count_from_zero_and_numbers_start_again(tmp_path: Path) -> None:
             probe.step()
     run = tensorprobe.open_run(tmp_path / "run")
     for step in (0, 1):
-        assert [name for name in names(run, step=step) if "sin" in name] == ["Torch.sin.0.forward", "Torch.sin.1.forward"]
+        assert [name for name in names(run, step=step) if "sin" in name] == [
+            "Torch.sin.0.forward",
+            "Torch.sin.1.forward",
+        ]

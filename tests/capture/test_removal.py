@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import assert_nothing_installed
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorprobe
 from capture.tiny import LEVELS, names, record, the_call
-from conftest import assert_nothing_installed
 from tensorprobe.errors import SettingsError
 
 
@@ -69,7 +69,10 @@ def test_error_of_the_user_passes_and_everything_is_removed(level: str, tmp_path
 @pytest.mark.parametrize("level", LEVELS)
 def test_error_inside_an_op_is_recorded_with_its_inputs(level: str, tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(RuntimeError, match="shape|size"), tensorprobe.capture(tmp_path / "run", model=model, level=level):
+    with (
+        pytest.raises(RuntimeError, match=r"shape|size"),
+        tensorprobe.capture(tmp_path / "run", model=model, level=level),
+    ):
         model(torch.ones(1, 3))
     assert_nothing_installed()
     run = tensorprobe.open_run(tmp_path / "run")
@@ -248,6 +251,7 @@ def test_step_inside_a_backward_does_no_harm(steps: list[int] | None, tmp_path: 
     assert 1 not in run.steps or "Torch.cos.0.forward" in names(run, step=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_child_that_leaves_the_block_by_itself_does_not_end_the_run(tmp_path: Path) -> None:
     with tensorprobe.capture(tmp_path / "run") as probe:
         torch.sin(torch.ones(2))

@@ -127,7 +127,9 @@ def test_ops_by_part_and_by_glob(patterns: Any, expected: set[str], tmp_path: Pa
 @pytest.mark.parametrize("pattern", ["blocks.1", "blocks.1*"])
 def test_modules_by_part_and_by_glob(pattern: str, level: str, tmp_path: Path) -> None:
     model = Stack()
-    run = record(tmp_path / "run", lambda: model(features()).sum().backward(), model=model, level=level, modules=pattern)
+    run = record(
+        tmp_path / "run", lambda: model(features()).sum().backward(), model=model, level=level, modules=pattern
+    )
     assert {call.module for call in run.calls()} <= {"blocks.1", "blocks.1.linear", "blocks.1.dropout"}
     assert "blocks.1.linear" in {call.module for call in run.calls()}
     assert {call.direction for call in run.calls()} == {"forward", "backward"}

@@ -14,7 +14,13 @@ import tensorprobe
 from capture.tiny import LEVELS, names, record, slot, the_call, value
 from tensorprobe.record.stored import StoredSlot
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*prototype stage.*:UserWarning", "ignore:.*quantiz.*", "ignore:.*omplex.*", "ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*CSR.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*prototype stage.*:UserWarning",
+    "ignore:.*quantiz.*",
+    "ignore:.*omplex.*",
+    "ignore:.*torch.jit.*:DeprecationWarning",
+    "ignore:.*CSR.*",
+)
 
 ALL_DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from tensorprobe.numerics.native import SWITCH, describe
@@ -32,6 +33,7 @@ def test_doctor_tells_versions_devices_kernel_and_extras() -> None:
     assert lines["tensorprobe"].startswith(f"tensorprobe {VERSION} on Python 3.")
     assert f"torch {torch.__version__}" in lines["packages"]
     assert lines["kernel"].split(maxsplit=1)[1] == describe()
+    assert lines["loops"].split() == ["loops", "native"]
     assert "cpu" in lines["devices"]
     assert lines["capture"].split()[1:] == ["works"]
     assert "safetensors" in lines["extra"]
@@ -44,16 +46,42 @@ def test_doctor_prints_the_same_facts_as_json() -> None:
     assert facts["tensorprobe"] == VERSION
     assert facts["packages"]["torch"] == torch.__version__
     assert facts["kernel"] == describe()
+    assert facts["loops"] == "native"
     assert facts["capture"] == "works"
 
 
 def test_doctor_says_when_the_twin_serves() -> None:
     facts = json.loads(run_doctor("--json", **{SWITCH: "1"}).stdout)
     assert facts["kernel"] == f"numpy twin ({SWITCH} is set)"
+    assert facts["loops"] == f"python ({SWITCH} is set)"
+    assert facts["capture"] == "works"
+
+
+REFUSE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tensorprobe.capture._fast":
+            raise {problem}
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.mark.parametrize(
+    ("problem", "described"),
+    [
+        ("ModuleNotFoundError('no such module')", "python (extension not built)"),
+        ("ImportError('undefined symbol: x')", "python (extension does not load: undefined symbol: x)"),
+    ],
+)
+def test_doctor_says_why_the_loops_of_capture_are_python(problem: str, described: str) -> None:
+    facts = json.loads(run_doctor("--json", code=REFUSE.format(problem=problem) + PROGRAM).stdout)
+    assert facts["loops"] == described
     assert facts["capture"] == "works"
 
 
 def test_doctor_exits_2_when_this_torch_cannot_be_captured() -> None:
     done = run_doctor(code=f"import torch; del torch._C._current_graph_task_id; {PROGRAM}")
     assert (done.returncode, done.stderr) == (2, "")
+    assert "loops      none (capture does not work)" in done.stdout
     assert f"does not work: torch {torch.__version__} has no torch._C._current_graph_task_id" in done.stdout

@@ -284,3 +284,14 @@ def test_a_torch_without_the_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         UnsupportedTorch, match=rf"{torch.__version__.split('+')[0]}.*_no_such_hook".replace("+", r"\+")
     ):
         device._check_torch()
+
+
+def test_enabling_after_the_first_backward_is_one_clear_error() -> None:
+    code = (
+        "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"
+        "from tensorprobe import sim\n"
+        "try: sim.enable()\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "SettingsError the device 'npu' was enabled after the first backward" in done.stdout, done.stderr

@@ -18,7 +18,8 @@ from tensorprobe.sim.models import workload
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 PROGRAM = [sys.executable, "-c", "from tensorprobe.cli.main import main; main()"]
 NAMES = """softmax-stale matmul-transposed-gradient linear-scale linear-bias-gradient layer-norm-saved-scale conv-weight-gradient
-    copy-one-element scatter-gradient lstm-cell-truncated attention-fused-gradient layer-norm-nan-third-step""".split()
+    copy-one-element scatter-gradient lstm-cell-truncated attention-fused-gradient layer-norm-nan-third-step
+    adam-momentum adam-root-bf16 adam-update-second-step sgd-momentum""".split()
 Record = list[tuple[int, str, tuple[tuple[str, str | None], ...]]]
 
 

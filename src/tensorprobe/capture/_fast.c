@@ -10,6 +10,10 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__) || defined(_M_X64)
+#include <emmintrin.h>
+#define HAVE_STREAMS 1
+#endif
 
 #define ALIGNMENT 64
 #define LARGE_BYTES (256 * 1024)
@@ -18,7 +22,7 @@
 #define LOW_ADDRESSES (UINT64_C(1) << 40)
 #define CAPSULE "tensorprobe.capture.fast"
 
-/* Places in the array that Python and this file share. */
+/* What the array holds that Python and this file share. HEAD and FREE_TO are positions, which only grow; POPULATED is a place in the ring. */
 enum { HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN };
 
 /* Methods of the tensor type, looked up once; they serve its subclass for parameters too. */
@@ -106,9 +110,9 @@ static PyObject *context(PyObject *module, PyObject *args) {
             PyErr_SetString(PyExc_ValueError, "an address and a size have at most 63 bits");
         return NULL;
     }
-    if (size <= 0 || size > INT64_MAX / 4 || size % ALIGNMENT || largest < 0 || largest > size || ring <= 0 || state <= 0 ||
-        state % (long long)sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "a ring needs an address, a size that is a multiple of 64, and room for the largest piece");
+    if (size <= 0 || size > INT64_MAX / 4 || size % ALIGNMENT || largest < 0 || largest > size || ring <= 0 ||
+        ring % ALIGNMENT || state <= 0 || state % (long long)sizeof(int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "a ring needs an address and a size that are multiples of 64, and room for the largest piece");
         return NULL;
     }
     Context *c = PyMem_Calloc(1, sizeof *c);
@@ -125,8 +129,9 @@ static PyObject *context(PyObject *module, PyObject *args) {
 /* 1 when the value is True, 0 when it is anything else, -1 on error. */
 static int is_true(PyObject *value) {
     if (value == NULL) return -1;
+    int answer = value == Py_True;
     Py_DECREF(value);
-    return value == Py_True;
+    return answer;
 }
 
 static PyObject *ask(const Context *c, int method, PyObject *tensor) {
@@ -161,9 +166,12 @@ static int64_t find_place(const Context *c, int64_t nbytes, int64_t *end) {
     int64_t position = c->state[HEAD];
     if (position < 0 || position > INT64_MAX - 2 * c->ring_size) return -1;
     int64_t room = (nbytes + ALIGNMENT - 1) & -(int64_t)ALIGNMENT, place = position % c->ring_size;
-    if (place + room > c->ring_size) position += c->ring_size - place;
+    if (place + room > c->ring_size) {
+        position += c->ring_size - place;
+        place = 0;
+    }
     *end = position + room;
-    return *end > c->state[FREE_TO] || *end > c->state[POPULATED] ? -1 : position;
+    return *end > c->state[FREE_TO] || place + room > c->state[POPULATED] ? -1 : position;
 }
 
 static PyObject *make_slot(const Context *c, PyObject *name, PyObject *dtype, PyObject *tensor, int64_t token) {
@@ -187,6 +195,23 @@ static PyObject *make_slot(const Context *c, PyObject *name, PyObject *dtype, Py
     return slot;
 }
 
+/* Copy to a place in the ring without taking it into the caches: this thread never reads it, and what the training has there stays. */
+static void copy_past_caches(char *to, const char *from, size_t nbytes) {
+    size_t done = 0;
+#ifdef HAVE_STREAMS
+    for (; done + 64 <= nbytes; done += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(from + done)), b = _mm_loadu_si128((const __m128i *)(from + done + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + done + 32)), d = _mm_loadu_si128((const __m128i *)(from + done + 48));
+        _mm_stream_si128((__m128i *)(to + done), a);
+        _mm_stream_si128((__m128i *)(to + done + 16), b);
+        _mm_stream_si128((__m128i *)(to + done + 32), c);
+        _mm_stream_si128((__m128i *)(to + done + 48), d);
+    }
+    _mm_sfence();
+#endif
+    memcpy(to + done, from + done, nbytes - done);
+}
+
 /* Copy into the ring and note the piece; -1 when something failed, and then nothing is changed. */
 static int put(const Context *c, PyObject *piece, unsigned long long address, int64_t position, int64_t nbytes, int64_t end) {
     PyObject *pieces = PyObject_GetAttr(c->pieces_owner, s_pieces);
@@ -195,7 +220,7 @@ static int put(const Context *c, PyObject *piece, unsigned long long address, in
     const char *from = (const char *)(uintptr_t)address;
     if (nbytes >= LARGE_BYTES) {
         Py_BEGIN_ALLOW_THREADS
-        memcpy(to, from, (size_t)nbytes);
+        copy_past_caches(to, from, (size_t)nbytes);
         Py_END_ALLOW_THREADS
     } else if (nbytes) {
         memcpy(to, from, (size_t)nbytes);

@@ -146,7 +146,7 @@ class FunctionTap(TorchFunctionMode):
         prefix = "output.changed" if outputs else "output"
         changed = []
         for (slot, tensor), version in zip(call.inputs, call.versions, strict=True):
-            unseen = plan.distributed or slot in plan.writes
+            unseen = plan.distributed or slot in plan.writes or slot.rpartition(".")[0] + "." in plan.writes
             if (unseen or _version(tensor) != version) and id(tensor) not in returned:
                 changed.append((f"{prefix}{slot[5:]}", tensor))
         return changed

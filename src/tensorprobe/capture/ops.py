@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
     `returns_changed` is set where all that the call changes is what it gives back, as for `Tensor.add_`.
     `receives` are the beginnings of the slots that the call only writes to: what stands in them before is nobody's result.
-    `writes` are slots that the call may change without a trace in the tensor's version.
+    `writes` are slots, or with a dot at the end lists of them, that the call may change without a trace in the version.
     """
 
     name: str | None
@@ -97,7 +97,7 @@ def plan_function(func: Any) -> Plan:
             receives += ("input.0",)
         elif name == "gather":
             receives += ("input.1",)
-    writes = _RUNNING_STATISTICS.get(canonical, ())
+    writes = _RUNNING_STATISTICS.get(canonical, ()) or _written_by_fused(name)
     mutates = distributed or bool(writes) or _may_mutate(name)
     in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
     is_leaf = func not in COMPOSITES
@@ -124,12 +124,26 @@ def _full_name(func: Any, name: str) -> str | None:
     resolved = resolve_name(func)
     if resolved:
         return str(resolved)
-    owner = getattr(func, "__self__", None)
-    if owner is torch._C._VariableFunctions or owner is torch._C._VariableFunctionsClass:
+    if (
+        getattr(torch, name, None) is func
+    ):  # torch leaves its private functions, such as _foreach_add, out of its own list
         return f"torch.{name}"
-    if module.split(".")[0] not in ("", "torch"):
-        return f"{module.split('.')[0]}.{name}"
-    return None
+    if getattr(torch._C._nn, name, None) is func:
+        return f"torch._C._nn.{name}"
+    home = module.split(".")[0] or "torch"
+    return f"{home}.{name}" if name else None
+
+
+def _written_by_fused(name: str) -> tuple[str, ...]:
+    """The lists that a fused optimizer step changes, as its schema says: their versions do not tell."""
+    op = getattr(torch.ops.aten, name, None) if name.startswith("_fused_") else None
+    if op is None:
+        return ()
+    written = []
+    for place, argument in enumerate(op.default._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
+            written += [f"input.{place}.", f"input.kwargs.{argument.name}."]
+    return tuple(written)
 
 
 def _may_mutate(name: str) -> bool:

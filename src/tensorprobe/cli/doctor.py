@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import typer
 
+from tensorprobe.numerics.native import SWITCH, describe
 from tensorprobe.version import VERSION
 
 _REQUIRED = ("torch", "numpy", "msgspec", "xxhash", "typer", "rich")
@@ -21,12 +24,13 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="Print one JSON object.")) -> None:
-    """Show versions, devices, the active kernel and optional extras. Exit 2 when capture cannot work here."""
+    """Show versions, devices, the active kernel and loops, and optional extras. Exit 2 when capture cannot work here."""
     facts = {
         "tensorprobe": VERSION,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _REQUIRED},
-        "kernel": _kernel(),
+        "kernel": describe(),
+        "loops": _loops(),
         "devices": _devices(),
         "extras": {name: _version(name) for name in _EXTRAS},
         "capture": _capture(),
@@ -42,6 +46,7 @@ def _render(facts: dict[str, Any]) -> str:
         f"tensorprobe {facts['tensorprobe']} on Python {facts['python']}",
         f"packages   {packages}",
         f"kernel     {facts['kernel']}",
+        f"loops      {facts['loops']}",
         f"devices    {', '.join(facts['devices'])}",
         f"capture    {facts['capture']}",
     ]
@@ -58,10 +63,23 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _kernel() -> str:
-    from tensorprobe.numerics.native import describe
-
-    return describe()
+def _loops() -> str:
+    """Whether the loops of capture that run for every call are the C ones: `native`, or `python (why)`."""
+    try:
+        from tensorprobe.capture.fast import fast
+    except ImportError:
+        return "none (capture does not work)"
+    if fast is not None:
+        return "native"
+    if os.environ.get(SWITCH, "") not in ("", "0"):
+        return f"python ({SWITCH} is set)"
+    try:
+        import_module("tensorprobe.capture._fast")
+    except ModuleNotFoundError:
+        return "python (extension not built)"
+    except ImportError as problem:
+        return f"python (extension does not load: {problem})"
+    return "python"
 
 
 def _devices() -> list[str]:

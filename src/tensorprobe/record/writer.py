@@ -105,14 +105,15 @@ class RunWriter:
 
     def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
         """End the run and wait until everything is on disk."""
-        self._send(CloseEvent(coverage, coordinates, device))
-        os.close(self._pipe)
+        with self.lock:
+            self._send(CloseEvent(coverage, coordinates, device))
+            self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
+            self._closed = True  # and writes nothing to the number of our pipe, which may be another file's by then
+            os.close(self._pipe)
         problem = self._recorder.join()
         if problem is not None and self.failure is None:
             self.failure = f"the recorder has ended: {problem}"
         with self.lock:
-            self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
-            self._closed = True
             self._ring.close()
 
     def _copy(self, address: int, nbytes: int, dtype_code: int, last: bool) -> None:

@@ -69,6 +69,22 @@ def enable(name: str) -> None:
         raise SettingsError(f"{name!r} cannot name a device: torch has something of that name, or it is no identifier.")
     _register(name)
     STATE.name = name
+    _check_engine(name)
+
+
+def _check_engine(name: str) -> None:
+    """The autograd engine counts the devices once, at the first backward of a process: a device that comes later has no thread."""
+    if getattr(torch.__spec__, "_initializing", False):
+        return  # no backward can have run yet, and the device's thread would wait for the import of torch to end
+    try:
+        torch.ones(1, device=name, requires_grad=True).sum().backward()
+    except RuntimeError as error:
+        if "device_ready_queues_" not in str(error):
+            raise
+        raise SettingsError(
+            f"the device {name!r} was enabled after the first backward of this process; torch runs no backward on it any more. "
+            "Call sim.enable() before any training, best right after importing torch."
+        ) from None
 
 
 def _check_torch() -> None:
