@@ -144,7 +144,7 @@ class Pretender:
     """What the C code asks of a tensor, and a place to be rude."""
 
     dtype, is_cpu, requires_grad = "int8", True, False
-    shape = property(lambda self: tuple([3]))  # a new one each time, which can be lost
+    shape = property(lambda self: tuple(range(3, 4)))  # a new one each time, which can be lost
     content = ctypes.create_string_buffer(b"abc")
     is_neg = is_conj = lambda self: False
     is_contiguous = lambda self: True  # noqa: E731
@@ -310,7 +310,9 @@ def leaky() -> dict[str, Callable[[], Any]]:
 def test_nothing_is_leaked(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flatten, "fast", native)
     action = leaky()[way]
-    assert grown_bytes(action, 10_000 if way in ("take", "closed", "flatten") else 1_000) < 4096
+    assert (
+        grown_bytes(action, 10_000 if way in ("take", "closed", "flatten") else 1_000) < 16_000
+    )  # one small object lost each time would be more
 
 
 def test_references_are_given_back() -> None:

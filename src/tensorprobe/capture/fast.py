@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from types import ModuleType
+
+from tensorprobe.numerics.native import switched_off
 
 
 def load() -> ModuleType | None:
     """The extension, unless it is absent or switched off by TENSORPROBE_NO_NATIVE=1."""
-    if os.environ.get("TENSORPROBE_NO_NATIVE") == "1":
+    if switched_off():
         return None
     try:
         return import_module("tensorprobe.capture._fast")

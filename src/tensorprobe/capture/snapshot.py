@@ -136,21 +136,21 @@ class Snapshots:
             return self._skip(name, tensor, _why_not(tensor)), None
         if tensor.is_meta:
             return self._skip(name, tensor, "meta tensor, has no values"), None
+        if tensor.is_cpu and tensor.numel() and not _has_memory(tensor) and not tensor._is_zerotensor():
+            return self._skip(name, tensor, "has no memory of its own"), None
         dtype, _, _, floating = known
         stride = None if tensor.is_contiguous() else tuple(tensor.stride())
         grad, device = tensor.requires_grad, self._device(tensor.device)
         slot = [name, dtype, tuple(tensor.shape), device, stride, grad, NO_TOKEN, None]
         if self._structure or (self._floating_only and not floating):
             return slot, None
-        self._writer.state[BYTES_SEEN] += tensor.nbytes
+        with self._writer.lock:
+            self._writer.state[BYTES_SEEN] += tensor.nbytes
         if self.summary_only and not tensor.is_cpu:
             with quiet():
                 slot.append(device_moments(tensor.detach()))
             return slot, None
-        block = _one_block(tensor, stride)
-        if not block.const_data_ptr() and block.nbytes:
-            return self._skip(name, tensor, "has no memory of its own"), None
-        return slot, block
+        return slot, _one_block(tensor, stride)
 
     def _device(self, device: torch.device) -> str:
         name = self._devices.get(device)
@@ -170,13 +170,18 @@ class Snapshots:
 def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
     """The values on the host, in one block of memory: as the block the strides permute, else in row-major order."""
     dense = stride is None or is_dense(tensor.shape, stride)
-    if dense and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj() and tensor.const_data_ptr():
+    if dense and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj() and _has_memory(tensor):
         return tensor
     with quiet():
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if not dense or stride is None:
             return tensor.clone(memory_format=torch.contiguous_format)
         return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its address is one. Where the storage has no memory it is only the offset, and reading there ends the process."""
+    return bool(tensor.const_data_ptr() != tensor.storage_offset() * tensor.itemsize)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | str:

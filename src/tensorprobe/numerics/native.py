@@ -16,6 +16,11 @@ SWITCH = "TENSORPROBE_NO_NATIVE"
 EXTENSION = "tensorprobe.numerics._native"
 
 
+def switched_off() -> bool:
+    """Whether the environment asks for Python where there is native code."""
+    return os.environ.get(SWITCH, "") not in ("", "0")
+
+
 def kernel() -> ModuleType | None:
     """The native extension, or None where the twin has to serve. Decided once for a process."""
     return _load()[0]
@@ -38,7 +43,7 @@ def describe() -> str:
 @cache
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, or why it does not serve."""
-    if os.environ.get(SWITCH, "") not in ("", "0"):
+    if switched_off():
         return None, f"{SWITCH} is set"
     try:
         return importlib.import_module(EXTENSION), ""

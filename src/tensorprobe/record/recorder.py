@@ -71,6 +71,7 @@ class Recorder:
                     for frame in frames:
                         self._take_event(frame.event)
         finally:
+            self._populating.shutdown()
             self._files.finish(self._closing, self._orders.trainer_pid)
 
     def _batches(self) -> Iterator[list[Frame]]:

@@ -28,7 +28,6 @@ _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
 _AHEAD_BYTES = 8 << 20
 _WARM_BYTES = 48 << 20
-_FOR_EVER = 2**63 - 1
 _CLOSED = -1
 
 # Places in `RunWriter.state`, which the C loop of capture reads and writes too.
@@ -127,6 +126,8 @@ class RunWriter:
         end = position + room
         if end > state[FREE_TO]:
             self._wait_for(end)
+            if self.failure is not None:
+                return
         if place + room > state[POPULATED]:
             self._populate(place + room)
         if nbytes:
@@ -173,7 +174,6 @@ class RunWriter:
             state[FREE_TO] = self._ring.consumed + self._size
             if not self._recorder.is_alive():
                 self._fail("the recorder has ended")
-                state[FREE_TO] = _FOR_EVER
         self.waited_s += time.perf_counter() - started
 
     def _send(self, event: Event | tuple[Any, ...]) -> None:
@@ -191,6 +191,7 @@ class RunWriter:
                 self._fail(f"the recorder has ended ({error.strerror})")
 
     def _fail(self, reason: str) -> None:
+        self.state[FREE_TO] = _CLOSED  # no room any more: nothing piles up that nobody will read
         problem = self._recorder.join()
         self.failure = f"{reason}: {problem}" if problem else reason
 
