@@ -45,3 +45,21 @@ _ROWS: list[tuple[str, int, Kind]] = [
 
 DTYPES: dict[str, DType] = {row[0]: DType(*row, code) for code, row in enumerate(_ROWS)}
 BY_CODE: list[DType] = list(DTYPES.values())
+
+NUMPY_NAMES: dict[str, str] = {
+    "float32": "<f4",
+    "float64": "<f8",
+    "float16": "<f2",
+    "int8": "i1",
+    "uint8": "u1",
+    "int16": "<i2",
+    "uint16": "<u2",
+    "int32": "<i4",
+    "uint32": "<u4",
+    "int64": "<i8",
+    "uint64": "<u8",
+    "bool": "?",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+"""The dtypes that numpy has too, by its name for the stored bytes."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorprobe.model.dtypes import BY_CODE, DType
+from tensorprobe.model.dtypes import BY_CODE, NUMPY_NAMES, DType
 from tensorprobe.numerics import float8
 
 LANES = 16
@@ -35,24 +35,15 @@ Values = Any
 Figures = tuple[float, float, float, float, int, int]
 
 _STORED_AS = {
-    "float32": "<f4",
-    "float64": "<f8",
-    "bfloat16": "<u2",
-    "float16": "<f2",
-    "int8": "i1",
-    "uint8": "u1",
-    "int16": "<i2",
-    "uint16": "<u2",
-    "int32": "<i4",
-    "uint32": "<u4",
-    "int64": "<i8",
-    "uint64": "<u8",
+    **NUMPY_NAMES,
     "bool": "u1",
+    "bfloat16": "<u2",
     "complex32": "<f2",
     "complex64": "<f4",
     "complex128": "<f8",
     **dict.fromkeys(float8.NAMES, "u1"),
 }
+"""What the bytes are read as: complex numbers as their parts, and what numpy does not have as bare integers."""
 _FLOAT8_VALUES = {name: np.array(float8.decode_table(name)) for name in float8.NAMES}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Slot
+from tensorprobe.model.dtypes import NUMPY_NAMES
 
 if TYPE_CHECKING:
     import numpy
@@ -19,23 +20,6 @@ if TYPE_CHECKING:
 
 MAX_DIMENSIONS = 64
 _LARGEST = 2**63 - 1
-
-_NUMPY_NAMES = {
-    "float32": "<f4",
-    "float64": "<f8",
-    "float16": "<f2",
-    "int8": "i1",
-    "uint8": "u1",
-    "int16": "<i2",
-    "uint16": "<u2",
-    "int32": "<i4",
-    "uint32": "<u4",
-    "int64": "<i8",
-    "uint64": "<u8",
-    "bool": "?",
-    "complex64": "<c8",
-    "complex128": "<c16",
-}
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -90,7 +74,7 @@ def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
     """The array on the memory of `buffer`. bfloat16 and float8 become float32, complex32 becomes complex64 (copies)."""
     import numpy
 
-    name = _NUMPY_NAMES.get(slot.dtype)
+    name = NUMPY_NAMES.get(slot.dtype)
     flat: numpy.ndarray[Any, Any]
     if name is not None:
         if slot.dtype == "bool" and slot.count and int(numpy.frombuffer(buffer, numpy.uint8).max()) > 1:

@@ -64,6 +64,7 @@ class Recorder:
 
     def run(self) -> None:
         """Until the trainer closes the run or is gone."""
+        self._ring.begin_reading()
         try:
             for batch in self._batches():
                 for frames in _by_step(batch):

@@ -43,7 +43,7 @@ class Ring:
         else:
             self._map = mmap.mmap(fd, _HEADER_BYTES + size_bytes, flags=mmap.MAP_SHARED)
         self._bytes = memoryview(self._map)
-        self._header = self._bytes[:8].cast("Q")
+        self._header = self._bytes[:16].cast("Q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + _HEADER_BYTES
 
     @classmethod
@@ -66,10 +66,14 @@ class Ring:
     def consumed(self, position: int) -> None:
         self._header[0] = position
 
-    def place(self, head: int, nbytes: int) -> int:
-        """The first position from `head` on at which `nbytes` fit without wrapping."""
-        left = self.size_bytes - head % self.size_bytes
-        return head if nbytes <= left else head + left
+    @property
+    def is_read(self) -> bool:
+        """Whether a recorder has begun to read."""
+        return bool(self._header[1])
+
+    def begin_reading(self) -> None:
+        """Said by the recorder once it is ready."""
+        self._header[1] = 1
 
     def populate(self, start: int, nbytes: int) -> None:
         """Have the system put memory behind a part of the ring now, in one go: a fault for each page as it is touched costs far more."""

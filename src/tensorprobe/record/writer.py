@@ -26,6 +26,7 @@ from tensorprobe.record.ring import ALIGNMENT, Ring
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
+_START_S = 5.0
 _AHEAD_BYTES = 8 << 20
 _WARM_BYTES = 48 << 20
 _CLOSED = -1
@@ -64,6 +65,7 @@ class RunWriter:
         self._size = ring_bytes
         self._address = self._ring.address
         self._populate(min(_WARM_BYTES, ring_bytes))
+        self._wait_until_read()
 
     @property
     def ring(self) -> tuple[int, int, int]:
@@ -159,6 +161,12 @@ class RunWriter:
             self._copy(address + done, part, dtype_code, done + part == nbytes)
             done += part
             self._send(None)
+
+    def _wait_until_read(self) -> None:
+        """Let the recorder come up first: what training computes meanwhile would only pile up."""
+        deadline = time.monotonic() + _START_S
+        while not self._ring.is_read and self._recorder.is_alive() and time.monotonic() < deadline:
+            time.sleep(_WAIT_S)
 
     def _wait_for(self, end: int) -> None:
         """Back-pressure: until the recorder has read enough for the ring to reach `end`."""
