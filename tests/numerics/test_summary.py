@@ -23,7 +23,6 @@ from tensorprobe.numerics.summary import (
     summarize_address,
     summarize_batch,
     summarize_buffer,
-    to_summary,
 )
 
 from .oracle import assert_figures, cases, make_bytes, placed, values_of
@@ -120,7 +119,7 @@ def test_joining_nothing_gives_the_moments_of_nothing() -> None:
 
 def test_moments_become_a_summary() -> None:
     with placed(struct.pack("<2f", 3, 4)) as address:
-        figures = to_summary(summarize_address(address, 2, FLOAT32))
+        figures = tuple(summarize_address(address, 2, FLOAT32))
     assert Summary(*figures) == Summary(max=4.0, min=3.0, mean=3.5, norm=5.0, nan=0, inf=0)
 
 

@@ -105,8 +105,7 @@ class Probe:
 
     def step(self) -> None:
         """Say that a training step has ended."""
-        if self._session is not None and not self._session.forked:
-            self._steps.take_over()
+        if self._session is not None and not self._session.forked and not self._steps.take_over():
             self._next_step()
 
     def stop(self) -> Coverage | None:

@@ -1,7 +1,7 @@
 """Steps told apart by `optimizer.step()`, for scripts that say nothing themselves.
 
 The first optimizer seen to step marks the steps; if it is gone, the next one does. A boundary takes effect at once.
-When the script calls `probe.step()` itself, that counts and the optimizer does not.
+When the script calls `probe.step()` itself, that counts from then on and the optimizer does not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class StepTap:
         self._by_optimizer = by_optimizer
         self._marking: weakref.ref[Optimizer] | None = None
         self._handle: Any = None
+        self._has_marked = False
 
     def install(self) -> None:
         """Watch all optimizers."""
@@ -33,9 +34,11 @@ class StepTap:
             self._handle.remove()
             self._handle = None
 
-    def take_over(self) -> None:
-        """The script tells its steps itself."""
+    def take_over(self) -> bool:
+        """The script tells its steps itself. Whether the optimizer has told the end of this one already, as it may at the first time."""
+        told, self._has_marked = self._has_marked, False
         self.remove()
+        return told
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         marking = self._marking() if self._marking is not None else None
@@ -43,4 +46,5 @@ class StepTap:
             self._marking = weakref.ref(optimizer)
             marking = optimizer
         if marking is optimizer:
+            self._has_marked = True
             self._next_step()

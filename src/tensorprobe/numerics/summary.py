@@ -86,11 +86,6 @@ def join_moments(parts: Sequence[tuple[Moments, int]]) -> Moments:
     )
 
 
-def to_summary(moments: Moments) -> tuple[float, float, float, float, int, int]:
-    """The figures as a plain tuple `(max, min, mean, norm, nan, inf)`, ready for `Summary(*figures)`."""
-    return tuple(moments)  # type: ignore[return-value]
-
-
 def json_number(number: float) -> float | str:
     """The number itself, or its name when JSON has no way to write it: NaN, Infinity, -Infinity."""
     if number - number == 0:
