@@ -10,7 +10,7 @@ setup(
         Extension(
             "tensorprobe.numerics._native",
             sources=[f"{SOURCE}/numerics/_native.c"],
-            depends=[f"{SOURCE}/numerics/_blocks.h", f"{SOURCE}/numerics/_moments.h"],
+            depends=[f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "distance", "moments", "pairs", "scans")],
             define_macros=STABLE_ABI,
             py_limited_api=True,
             # No contraction to fused multiply-add: the numpy twin must get the same bits on every processor.

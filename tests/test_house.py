@@ -44,7 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 FRONT_DOOR = "__init__"
 ROOF = {"cli", "web"}
 OPEN_TO_ALL = {"version", "rooms"}
-WITHOUT_TORCH = {"version", "rooms", "errors", "model", "settings", "judge", "report", "inject"}
+WITHOUT_TORCH = {"version", "rooms", "errors", "model", "settings", "judge", "report", "inject", "compare", "engine"}
+WITHOUT_NUMPY = WITHOUT_TORCH - {"judge", "compare", "engine"}
+"""Columns of measurements are numpy arrays; the rooms that work on them need it, and no tensor."""
 
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 80
@@ -55,11 +57,13 @@ PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "she
 PUBLIC_NAMES = [
     "CaptureIncomplete",
     "Probe",
+    "Result",
     "Run",
     "TensorprobeError",
     "__version__",
     "active_probe",
     "capture",
+    "compare",
     "open_run",
     "seed_all",
 ]
@@ -121,10 +125,26 @@ def check_torch_free(source: Path) -> list[str]:
     return [
         f"{path}: {room} imports {module}"
         for room, path, tree in python_files(source)
-        if room in WITHOUT_TORCH
         for module in imported_modules(path, tree, source)
-        if module.split(".")[0] in ("torch", "numpy")
+        if (module.split(".")[0] == "torch" and room in WITHOUT_TORCH)
+        or (module.split(".")[0] == "numpy" and room in WITHOUT_NUMPY and not _only_for_types(tree, module))
     ]
+
+
+def _only_for_types(tree: ast.Module, module: str) -> bool:
+    """Whether a module is imported under `if TYPE_CHECKING` and nowhere else."""
+    imports = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import) and any(alias.name == module for alias in node.names)
+    ]
+    guarded = [
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in node.body
+    ]
+    return bool(imports) and all(node in guarded for node in imports)
 
 
 def check_sizes(source: Path) -> list[str]:
@@ -208,7 +228,8 @@ PLANTED = [
     (check_arrows, "__init__.py", "from tensorprobe.cli import main"),
     (check_arrows, "cellar/bad.py", "import json"),
     (check_torch_free, "model/bad.py", "import torch"),
-    (check_torch_free, "judge/bad.py", "def late():\n    from numpy import array"),
+    (check_torch_free, "report/bad.py", "def late():\n    from numpy import array"),
+    (check_torch_free, "judge/bad.py", "def late():\n    from torch import tensor"),
     (check_sizes, "record/bad.py", "x = 1\n" * (MOST_FILE_LINES + 1)),
     (check_sizes, "record/bad.py", "def long():\n" + "    x = 1\n" * MOST_FUNCTION_LINES),
     (check_sizes, "record/utils.py", "x = 1"),

@@ -2,6 +2,7 @@
 
     with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
     run = tensorprobe.open_run("runs/a")                              read it
+    result = tensorprobe.compare("runs/a", "runs/b")                  find where two of them part
     tensorprobe.seed_all(1234)                                        fix every source of randomness
 
 Names are loaded when they are first used: importing this package imports neither torch nor numpy.
@@ -16,28 +17,36 @@ from tensorprobe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tensorprobe.capture import Probe, active_probe, capture, seed_all
+    from tensorprobe.engine import Result, compare
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
     from tensorprobe.record import Run, open_run
 
 _HOMES = {
     "CaptureIncomplete": "tensorprobe.errors",
     "Probe": "tensorprobe.capture",
+    "Result": "tensorprobe.engine",
     "Run": "tensorprobe.record",
     "TensorprobeError": "tensorprobe.errors",
     "active_probe": "tensorprobe.capture",
     "capture": "tensorprobe.capture",
+    "compare": "tensorprobe.engine",
     "open_run": "tensorprobe.record",
     "seed_all": "tensorprobe.capture",
 }
 
+_CALLS = {"compare": "tensorprobe.engine"}
+"""Rooms that can be called, and where the function stands that is called then."""
+
 __all__ = [
     "CaptureIncomplete",
     "Probe",
+    "Result",
     "Run",
     "TensorprobeError",
     "__version__",
     "active_probe",
     "capture",
+    "compare",
     "open_run",
     "seed_all",
 ]

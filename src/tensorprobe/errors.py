@@ -11,6 +11,8 @@
     │   └── UnsupportedVersion   written by a newer format
     ├── NotFound                 a call, slot, step or rank that the run does not hold
     ├── NoData                   the slot was recorded without its values
+    ├── CannotCompare            two runs that have nothing to compare
+    │   └── NothingPaired        not one call has a partner
     ├── UnsupportedTorch         a private torch name that a room needs is absent
     └── CommandFailed            a command started for the user could not be captured
 
@@ -66,6 +68,14 @@ class NotFound(TensorprobeError, LookupError):
 
 class NoData(TensorprobeError):
     """The slot was recorded without its values."""
+
+
+class CannotCompare(TensorprobeError):
+    """The two runs have nothing to compare."""
+
+
+class NothingPaired(CannotCompare):
+    """Not one call of one run has a partner in the other."""
 
 
 class UnsupportedTorch(TensorprobeError, ImportError):

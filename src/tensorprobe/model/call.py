@@ -20,7 +20,7 @@ ArgumentTree = Any
 _DIRECTIONS = ("forward", "backward")
 
 
-class Summary(msgspec.Struct, frozen=True, array_like=True):
+class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Statistics of one tensor. `min` and `max` pass over NaN; `mean` and `norm` are of the finite elements.
 
     A complex tensor is summarised as its real and imaginary parts together. An empty tensor has NaN for the first four.
@@ -35,13 +35,15 @@ class Summary(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         """JSON has no infinities: they come as strings and are made numbers here."""
+        if type(self.max) is type(self.min) is type(self.mean) is type(self.norm) is float:
+            return
         for field in ("max", "min", "mean", "norm"):
             value = getattr(self, field)
             if type(value) is not float:
                 force_setattr(self, field, float(value))
 
 
-class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
+class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The place of one tensor in a call, with what is known of the tensor."""
 
     name: str

@@ -106,7 +106,7 @@ COLUMNS: dict[str, str] = {
     "baseline_shape": "shape in the baseline",
     "candidate_shape": "shape in the candidate",
     "basis": "measured from: values, digest (equal, so not read), statistics, none",
-    "bit_identical": "whether both hold the same bits",
+    "bit_identical": "whether both hold the same bits; where there is no digest, whether all statistics are equal",
     "count": "elements that are finite on both sides",
     "different": "elements whose values differ",
     "max_abs": "greatest absolute error",

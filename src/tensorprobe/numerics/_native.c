@@ -3,15 +3,17 @@
  * Contract. Addresses come in as Python integers (the stable ABI of Python 3.10 has no buffers), need not be aligned, and
  * are trusted to be readable; everything else is checked and refused with ValueError. The lock of the interpreter is
  * released around large work only, because handing it over costs more than a small tensor does. twin.py has the same
- * functions with the same results. The arithmetic is in _moments.h, on the blocks of _blocks.h.
+ * functions with the same results. The arithmetic on one tensor is in _moments.h, on two in _pairs.h.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "_moments.h"
+#include "_pairs.h"
 
 #define ROW_WIDTH 3 /* address, number of elements, dtype code */
+#define PAIR_WIDTH 5 /* two addresses, number of elements, two dtype codes: of the baseline, of the candidate */
 #define GREATEST_COUNT (INT64_C(1) << 58) /* no memory holds more; below it no count times size overflows */
 #define GIL_BYTES 65536
 
@@ -46,16 +48,16 @@ static int read_integers(PyObject *const *args, Py_ssize_t given, int wanted, lo
 
 /* Whether the row is sound; if not, a ValueError is set whose text names the row, unless it is the only one. */
 static int check_row(const int64_t *row, Py_ssize_t number) {
+    const int known = row[2] >= 0 && row[2] < DTYPES, possible = row[1] >= 0 && row[1] <= GREATEST_COUNT;
+    if (known && possible && (row[1] == 0 || row[0] > 0)) return 1;
     char where[40] = "";
     if (number >= 0) PyOS_snprintf(where, sizeof where, "row %lld: ", (long long)number);
-    if (row[2] < 0 || row[2] >= DTYPES)
+    if (!known)
         PyErr_Format(PyExc_ValueError, "%sunknown dtype code: %lld", where, (long long)row[2]);
-    else if (row[1] < 0 || row[1] > GREATEST_COUNT)
+    else if (!possible)
         PyErr_Format(PyExc_ValueError, "%simpossible number of elements: %lld", where, (long long)row[1]);
-    else if (row[1] && row[0] <= 0)
-        PyErr_Format(PyExc_ValueError, "%snull address for %lld elements", where, (long long)row[1]);
     else
-        return 1;
+        PyErr_Format(PyExc_ValueError, "%snull address for %lld elements", where, (long long)row[1]);
     return 0;
 }
 
@@ -130,6 +132,41 @@ static PyObject *native_summarize_many(PyObject *module, PyObject *const *args, 
     Py_RETURN_NONE;
 }
 
+static int check_pair(const int64_t *row, Py_ssize_t number) {
+    const int64_t baseline[ROW_WIDTH] = {row[0], row[2], row[3]}, candidate[ROW_WIDTH] = {row[1], row[2], row[4]};
+    return check_row(baseline, number) && check_row(candidate, number);
+}
+
+static void measure_rows(const unsigned char *rows, long long n, unsigned char *out) {
+    const unsigned before = keep_subnormals();
+    for (long long i = 0; i < n; i++) {
+        int64_t row[PAIR_WIDTH];
+        memcpy(row, rows + i * (long long)sizeof row, sizeof row);
+        const PairFigures figures = measure_pair(row);
+        memcpy(out + i * (long long)sizeof figures, &figures, sizeof figures);
+    }
+    restore_subnormals(before);
+}
+
+static PyObject *native_measure_pairs(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    long long numbers[3];
+    (void)module;
+    if (!read_integers(args, given, 3, numbers)) return NULL;
+    const unsigned char *rows = (const unsigned char *)(intptr_t)numbers[0];
+    const long long n = numbers[1];
+    int64_t row[PAIR_WIDTH];
+    if (n < 0) return PyErr_Format(PyExc_ValueError, "negative number of rows: %lld", n);
+    if (n && (numbers[0] <= 0 || numbers[2] <= 0)) return PyErr_Format(PyExc_ValueError, "null address");
+    for (long long i = 0; i < n; i++) {
+        memcpy(row, rows + i * (long long)sizeof row, sizeof row);
+        if (!check_pair(row, (Py_ssize_t)i)) return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    measure_rows(rows, n, (unsigned char *)(intptr_t)numbers[2]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_copy(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     long long numbers[3];
     (void)module;
@@ -166,6 +203,7 @@ static int prepare_module(PyObject *module) {
 #endif
     prepare_blocks(has_avx2, has_f16c);
     prepare_moments(has_avx2);
+    prepare_scans(has_avx2);
     return 0;
 }
 
@@ -174,6 +212,9 @@ static PyMethodDef functions[] = {
      "summarize(address, count, code) -> (max, min, mean, norm, nan, inf) of one tensor"},
     {"summarize_many", (PyCFunction)(void (*)(void))native_summarize_many, METH_FASTCALL,
      "summarize_many(rows_address, n, out_address): n rows of int64 (address, count, code) to n rows of 4 doubles and 2 int64"},
+    {"measure_pairs", (PyCFunction)(void (*)(void))native_measure_pairs, METH_FASTCALL,
+     "measure_pairs(rows_address, n, out_address): n rows of int64 (baseline address, candidate address, count, baseline code, "
+     "candidate code) to n rows of 11 doubles and 16 int64"},
     {"copy", (PyCFunction)(void (*)(void))native_copy, METH_FASTCALL, "copy(dst_address, src_address, nbytes)"},
     {"features", native_features, METH_NOARGS, "features() -> names of the vector instructions in use"},
     {NULL, NULL, 0, NULL},

@@ -1,8 +1,7 @@
 """The portable twin of the native kernel, in numpy: the same functions, the same results bit for bit.
 
-The order of summation is part of the contract: value i of a block of 2048 is added to lane i mod 16 of that block, the
-lanes of the blocks are added up in order, and the 16 lanes are folded in halves. So a summary does not depend on which
-machine, or which of the two, computed it. Memory stays bounded: 64 K values are widened at a time.
+The order of summation is part of the contract (`twin_blocks`), so a figure does not depend on which machine, or which of
+the two, computed it. Statistics of one tensor are here, those of a pair in `twin_pairs`.
 """
 
 from __future__ import annotations
@@ -11,40 +10,33 @@ import ctypes
 import math
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from tensorprobe.model.dtypes import BY_CODE, NUMPY_NAMES, DType
-from tensorprobe.numerics import float8
+from tensorprobe.model.dtypes import BY_CODE, DType
+from tensorprobe.numerics.twin_blocks import (
+    CHUNK,
+    HUGE_SCALE,
+    LANES,
+    TINY_SCALE,
+    Values,
+    add_blocks,
+    check,
+    fold,
+    stored_values,
+    whole_blocks,
+    widen,
+)
+from tensorprobe.numerics.twin_pairs import measure_pairs
 
-LANES = 16
-BLOCK = 2048
-CHUNK = 32 * BLOCK
-GREATEST_COUNT = 2**58
-"""No memory holds more elements; below it, no product of a count and a size can overflow."""
+__all__ = ["copy", "features", "measure_pairs", "summarize", "summarize_many"]
 
 _ROW_BYTES = 24
 
-HUGE_SCALE, TINY_SCALE = 2.0**-600, 2.0**600
 TINY_SQUARES = 2.0**-960
 """Below this sum of squares of float64 values, single squares may have been lost to underflow."""
 
-Values = Any
-"""A numpy array of one axis."""
 Figures = tuple[float, float, float, float, int, int]
-
-_STORED_AS = {
-    **NUMPY_NAMES,
-    "bool": "u1",
-    "bfloat16": "<u2",
-    "complex32": "<f2",
-    "complex64": "<f4",
-    "complex128": "<f8",
-    **dict.fromkeys(float8.NAMES, "u1"),
-}
-"""What the bytes are read as: complex numbers as their parts, and what numpy does not have as bare integers."""
-_FLOAT8_VALUES = {name: np.array(float8.decode_table(name)) for name in float8.NAMES}
 
 
 def features() -> tuple[str, ...]:
@@ -54,13 +46,12 @@ def features() -> tuple[str, ...]:
 
 def summarize(address: int, count: int, code: int) -> Figures:
     """(max, min, mean, norm, nan, inf) of `count` elements of dtype `code`; ValueError for bad arguments."""
-    _check(address, count, code)
+    check(address, count, code)
     if count == 0:
         return (math.nan, math.nan, math.nan, math.nan, 0, 0)
     dtype = BY_CODE[code]
-    memory = memoryview((ctypes.c_char * (count * dtype.itemsize)).from_address(address))
     with np.errstate(all="ignore"):
-        return _figures(np.frombuffer(memory, dtype=_STORED_AS[dtype.name]), dtype)
+        return _figures(stored_values(address, count, dtype), dtype)
 
 
 def summarize_many(rows_address: int, n: int, out_address: int) -> None:
@@ -74,7 +65,7 @@ def summarize_many(rows_address: int, n: int, out_address: int) -> None:
         raise ValueError("null address")
     rows = list(struct.iter_unpack("3q", ctypes.string_at(rows_address, _ROW_BYTES * n)))
     for number, row in enumerate(rows):
-        _check(*row, where=f"row {number}: ")
+        check(*row, where=f"row {number}: ")
     for number, row in enumerate(rows):
         figures = struct.pack("4d2q", *summarize(*row))
         ctypes.memmove(out_address + len(figures) * number, figures, len(figures))
@@ -87,15 +78,6 @@ def copy(dst_address: int, src_address: int, nbytes: int) -> None:
     if nbytes and min(dst_address, src_address) <= 0:
         raise ValueError("null address")
     ctypes.memmove(dst_address, src_address, nbytes)
-
-
-def _check(address: int, count: int, code: int, *, where: str = "") -> None:
-    if not 0 <= code < len(BY_CODE):
-        raise ValueError(f"{where}unknown dtype code: {code}")
-    if not 0 <= count <= GREATEST_COUNT:
-        raise ValueError(f"{where}impossible number of elements: {count}")
-    if count and address <= 0:
-        raise ValueError(f"{where}null address for {count} elements")
 
 
 def _figures(stored: Values, dtype: DType) -> Figures:
@@ -137,38 +119,13 @@ def _sums(stored: Values, dtype: DType, scale: float) -> tuple[float, float]:
     """Sum and sum of squares of the finite values times `scale`, added in the order the contract lays down."""
     total, squares = np.zeros(LANES), np.zeros(LANES)
     for wide in _chunks(stored, dtype):
-        values = np.zeros(-(-wide.size // BLOCK) * BLOCK)
-        values[: wide.size] = np.where(np.isfinite(wide), wide, 0.0) * scale
-        total = _add_blocks(total, values)
-        squares = _add_blocks(squares, values * values)
-    return _fold(total), _fold(squares)
-
-
-def _add_blocks(lanes: Values, values: Values) -> Values:
-    by_block = values.reshape(-1, BLOCK // LANES, LANES)
-    # A reduction over an outer axis adds row after row; only the innermost axis would be added pairwise.
-    return np.add.reduce(np.vstack([lanes[None], np.add.reduce(by_block, axis=1)]), axis=0)
-
-
-def _fold(lanes: Values) -> float:
-    width = LANES
-    while width > 1:
-        width //= 2
-        lanes = lanes[:width] + lanes[width : 2 * width]
-    return float(lanes[0])
+        values = whole_blocks(np.where(np.isfinite(wide), wide, 0.0) * scale)
+        total = add_blocks(total, values)
+        squares = add_blocks(squares, values * values)
+    return float(fold(total)), float(fold(squares))
 
 
 def _chunks(stored: Values, dtype: DType) -> Iterator[Values]:
     """The values as float64, a bounded number at a time."""
     for start in range(0, stored.size, CHUNK):
-        yield _widen(stored[start : start + CHUNK], dtype)
-
-
-def _widen(stored: Values, dtype: DType) -> Values:
-    if dtype.name in _FLOAT8_VALUES:
-        return _FLOAT8_VALUES[dtype.name][stored]
-    if dtype.name == "bfloat16":
-        return (stored.astype("<u4") << 16).view("<f4").astype("f8")
-    if dtype.kind == "bool":
-        return (stored != 0).astype("f8")
-    return stored.astype("f8")
+        yield widen(stored[start : start + CHUNK], dtype)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import Slot
+from tensorprobe.numerics.address import pinned
 from tensorprobe.record.elements import demand_shape
 from tensorprobe.record.files import open_file
 
@@ -34,6 +35,10 @@ class ByteSource(Protocol):
 
     def read(self, slot: Slot) -> memoryview:
         """Exactly the bytes of `slot`. TensorDamaged with the bare fact; the caller says which slot it was."""
+        ...
+
+    def hold(self, slot: Slot) -> tuple[int, object]:
+        """The address of those bytes, and what must be kept alive while they are used. Fails as `read`."""
         ...
 
 
@@ -71,9 +76,28 @@ class Blob:
         self._root = root
         self._parts = (*folder, "tensors.bin")
         self._pool = pool
+        self._base: tuple[mmap.mmap | None, int] = (None, 0)
 
     def read(self, slot: Slot) -> memoryview:
         """The bytes of `slot`, after every check that the format demands."""
+        demanded, offset = self._check(slot)
+        if not demanded:
+            return memoryview(bytearray())
+        return memoryview(self._mapping(offset + demanded))[offset : offset + demanded]
+
+    def hold(self, slot: Slot) -> tuple[int, object]:
+        """The address of the bytes of `slot`, after the same checks, and the mapping that must outlive its use."""
+        demanded, offset = self._check(slot)
+        if not demanded:
+            return 0, None
+        mapping = self._mapping(offset + demanded)
+        if self._base[0] is not mapping:
+            with pinned(mapping) as (address, _):
+                self._base = (mapping, address)
+        return self._base[1] + offset, mapping
+
+    def _check(self, slot: Slot) -> tuple[int, int]:
+        """Length and offset of the bytes of `slot`; TensorDamaged when they are not sound."""
         demanded = demand_shape(slot)
         offset = slot.offset
         if offset is None:
@@ -83,10 +107,7 @@ class Blob:
             raise TensorDamaged(f"it declares {slot.nbytes:,} bytes; {slot.dtype} {shape} has {demanded:,}")
         if offset < 0 or offset % ALIGNMENT:
             raise TensorDamaged(f"its offset {offset:,} is not a multiple of {ALIGNMENT}")
-        if not demanded:
-            return memoryview(bytearray())
-        mapping = self._mapping(offset + demanded)
-        return memoryview(mapping)[offset : offset + demanded]
+        return demanded, offset
 
     def _mapping(self, end: int) -> mmap.mmap:
         """A mapping that reaches `end`; made anew when the file has grown since (a run that is still being written)."""

@@ -1,0 +1,144 @@
+"""What the compare benchmark says of its raw results: seconds, speeds, ratios, targets. Prints them; measures nothing.
+
+A case is `{size, variant, tool, threads, calls, slots, pair_bytes, rounds}`, a round what one process took. `÷ peer` is
+the peer's time over ours: of the medians, and of the fastest.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Case = dict[str, Any]
+
+TARGETS = (("noisy", 1, 20.0), ("noisy", 2, 35.0), ("cold", 1, 12.0), ("cold", 2, 12.0))
+"""Variant, our threads, how many times as fast as the peer on the large size."""
+BUSY_ABOVE = 0.5
+"""A machine with this load before anything was started gives no figures to judge by."""
+COLUMNS = ["best s", "median s", "CPU s", "GB/s", "pairs/s", "÷ peer median", "÷ peer best", "÷ peer, no start"]
+COLUMNS += ["peak MB", "from disk MB"]
+NOTES = """\
+Whole processes. best, median: wall time over the rounds; CPU: median, child processes included.
+GB/s, pairs/s: bytes of both sides, and pairs of tensors, over the median, also where equal digests
+  saved the reading (identical). ÷ peer: the peer's time over ours.
+no start: both less the median of their own `--help`, which is mostly loading the program.
+cold: the files were dropped from the page cache before; `from disk` shows whether they were. The peer's cold and
+identical runs are single ones. peak: memory of the largest process, mapped files included."""
+
+
+def print_tables(machine: dict[str, Any], cases: list[Case]) -> None:
+    """The figures, what they mean, and the targets."""
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    figures = Table(title="Comparing two runs", box=box.SIMPLE_HEAD)
+    for column in ("size", "variant", "tool"):
+        figures.add_column(column)
+    for column in COLUMNS:
+        figures.add_column(column, justify="right")
+    before = None
+    for case in cases:
+        if case["size"] != before:
+            figures.add_section()
+        before = case["size"]
+        tool = case["tool"] + (f" -t {case['threads']}" if case["threads"] else "")
+        figures.add_row(case["size"], case["variant"], tool, *_figures(case, cases))
+    console.print(figures)
+    console.print(NOTES, highlight=False)
+    for case in cases:
+        for reason in sorted({result["error"] for result in case["rounds"] if "error" in result}):
+            label = f"{case['size']} {case['variant']} {case['tool']}"
+            console.print(f"FAILED  {label}: {reason}", markup=False, highlight=False)
+    if machine["load_at_start"] > BUSY_ABOVE:
+        console.print(f"The machine was busy (load {machine['load_at_start']:.1f} at the start): measure again.")
+    targets = Table(title="Targets", box=box.SIMPLE_HEAD)
+    for column in ("what", "target", "measured", "reached"):
+        targets.add_column(column)
+    for what, target, measured, reached in list_targets(cases):
+        targets.add_row(what, target, measured, "yes" if reached else "NO")
+    console.print(targets)
+
+
+def _walls(case: Case | None, clock: str = "wall_s") -> list[float]:
+    return [result[clock] for result in case["rounds"] if "error" not in result] if case else []
+
+
+def _median(case: Case | None, clock: str = "wall_s") -> float | None:
+    values = _walls(case, clock)
+    return statistics.median(values) if values else None
+
+
+def _best(case: Case | None) -> float | None:
+    return min(_walls(case), default=None)
+
+
+def _find(cases: list[Case], **wanted: Any) -> Case | None:
+    return next((case for case in cases if all(case[key] == value for key, value in wanted.items())), None)
+
+
+def _divided(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
+
+
+def _less_start(case: Case | None, cases: list[Case]) -> float | None:
+    """The median without what `--help` takes; None when nothing is left of it to speak of."""
+    whole = _median(case)
+    start = _median(_find(cases, size="help", tool=case["tool"])) if case else None
+    return whole - start if whole is not None and start is not None and whole - start > 0.01 else None
+
+
+def _figures(case: Case, cases: list[Case]) -> list[str]:
+    """The columns after the names."""
+    median = _median(case)
+    if median is None:
+        return ["failed"]
+    ours = case["tool"] == "tensorprobe"
+    peer = _find(cases, size=case["size"], variant=case["variant"], tool="peer") if ours else None
+    return [
+        _text(_best(case)),
+        _text(median),
+        _text(_median(case, "cpu_s")),
+        _text(_divided(case.get("pair_bytes", 0) / 1e9 or None, median)),
+        _text(_divided(case.get("slots"), median), "{:,.0f}"),
+        _text(_divided(_median(peer), median), "{:.1f}"),
+        _text(_divided(_best(peer), _best(case)), "{:.1f}"),
+        _text(_divided(_less_start(peer, cases), _less_start(case, cases)), "{:.1f}"),
+        _text(_median(case, "peak_bytes"), "{:,.0f}", 1e-6),
+        _text(_median(case, "disk_read_bytes"), "{:,.0f}", 1e-6),
+    ]
+
+
+def _text(figure: float | None, form: str = "{:.3g}", factor: float = 1.0) -> str:
+    return "" if figure is None else form.format(figure * factor)
+
+
+def list_targets(cases: list[Case]) -> Iterator[tuple[str, str, str, bool]]:
+    """(what, target, measured, reached) for each target that these cases can answer."""
+    for variant, threads, target in TARGETS:
+        case = _find(cases, size="large", variant=variant, tool="tensorprobe", threads=threads)
+        ratio = _divided(_median(_find(cases, size="large", variant=variant, tool="peer")), _median(case))
+        if ratio:
+            label = f"large, {'cold' if variant == 'cold' else 'warm'}, {threads} threads"
+            yield label, f"≥ {target:.0f}x peer", f"{ratio:.1f}x", ratio >= target
+    small = _quickest(cases, "small")
+    if (speed := _divided(small["slots"] if small else None, _median(small))) and small:
+        net = _divided(small["slots"], _less_start(small, cases))
+        measured = f"{speed:,.0f} whole process, {_text(net, '{:,.0f}')} without start ({small['threads']} threads)"
+        yield "small pairs a second", "≥ 100,000", measured, speed >= 100_000
+    summary = _quickest(cases, "summary")
+    if (seconds := _median(summary)) and summary:
+        measured = f"{seconds:.2f} s ({summary['threads']} threads)"
+        yield f"summaries of {summary['calls']:,} calls", "< 2 s", measured, seconds < 2
+    start = _median(_find(cases, size="help", tool="tensorprobe"), "cpu_s")
+    if start is not None:
+        yield "--help", "< 0.4 s CPU", f"{start:.2f} s", start < 0.4
+
+
+def _quickest(cases: list[Case], size: str) -> Case | None:
+    """Our noisy case of that size, with the number of threads that took least."""
+    ours = [c for c in cases if (c["size"], c["variant"], c["tool"]) == (size, "noisy", "tensorprobe") and _walls(c)]
+    return min(ours, key=lambda case: _median(case) or 0.0, default=None)

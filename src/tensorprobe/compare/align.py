@@ -1,0 +1,320 @@
+"""Which call of the baseline belongs to which call of the candidate: a plan, made of names and shapes, never of values.
+
+In: the index entries of both sides in execution order; a function that gives the details of a side, called only when
+names do not settle it. Out: an `Alignment`, in which every call is in exactly one bucket.
+
+1. Pairs that the user's map names.
+2. Calls that lead (forwards; at level aten both directions) by name and number, if on both sides the ops that both have were
+   called under the same names. Otherwise by their order: op, module and signature must agree; then, between those pairs, op and
+   module; then the op alone. So a call that is missing shifts nothing.
+3. Calls that follow: a backward goes with its forward, a recomputed call with the call that it repeats.
+4. What has nobody to follow, because only backwards were recorded: as in 2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tensorprobe.compare.call_columns import (
+    CallFinder,
+    Columns,
+    Detail,
+    Vocabulary,
+    common_numbers,
+    read_columns,
+    read_details,
+)
+from tensorprobe.compare.codes import Column, Mask, join, pack_both
+from tensorprobe.compare.mapping import NameMap
+from tensorprobe.compare.names import canonical_op, op_without_prefix, without_prefix
+from tensorprobe.compare.nearest import Suggestion, Suggestions, nothing_paired_hint
+from tensorprobe.compare.order import OrderSearch, tokens_from_fine_to_coarse
+from tensorprobe.compare.sequence import METHODS, Method
+from tensorprobe.record.run import Entry
+
+__all__ = [
+    "Alignment",
+    "Detail",
+    "Options",
+    "RunSideName",
+    "Suggestion",
+    "Suggestions",
+    "align_calls",
+    "nothing_paired_hint",
+]
+
+RunSideName = Literal["baseline", "candidate"]
+How = Literal["name", "sequence", "map"]
+_HOWS: tuple[How, ...] = ("name", "sequence", "map")
+_NAME, _SEQUENCE, _MAP = range(3)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. `fuzzy`: by order only, on op and direction, whatever the numbers, modules and shapes."""
+
+    mapping: NameMap | None = None
+    strip_prefix: str | None = None
+    fuzzy: bool = False
+
+
+PLAIN = Options()
+"""Nothing special was asked for."""
+
+
+@dataclass
+class Alignment:
+    """The plan. Positions are those in the two lists of entries; pairs are in the baseline's execution order."""
+
+    pairs: list[tuple[int, int]]
+    only_baseline: list[int]
+    only_candidate: list[int]
+    skipped: list[tuple[RunSideName, int, str]] = field(default_factory=list)
+    how: dict[str, int] = field(default_factory=dict)
+    """How the pairs were found → number of pairs; the keys that occur among name, sequence, map."""
+    method: Method = "exact"
+    """The coarsest method that was needed for sequences."""
+    unused_map: list[str] = field(default_factory=list)
+    """What the user's map names and these calls do not have."""
+
+    def self_check(self, baseline_count: int, candidate_count: int) -> None:
+        """AssertionError unless every position of both sides is in exactly one bucket."""
+        for side, only, count, at in (
+            ("baseline", self.only_baseline, baseline_count, 0),
+            ("candidate", self.only_candidate, candidate_count, 1),
+        ):
+            held = [pair[at] for pair in self.pairs] + only
+            held += [position for skipped_side, position, _ in self.skipped if skipped_side == side]
+            if sorted(held) != list(range(count)):
+                twice = [position for position, times in Counter(held).items() if times > 1]
+                lost = sorted(set(range(count)).difference(held))
+                raise AssertionError(
+                    f"{len(held)} places for {count} calls of the {side}: in two buckets {twice[:5]}, in none {lost[:5]}"
+                )
+        if sum(self.how.values()) != len(self.pairs):
+            raise AssertionError(f"{len(self.pairs)} pairs, but {self.how} found")
+
+
+def align_calls(
+    baseline: Sequence[Entry],
+    candidate: Sequence[Entry],
+    details: Callable[[RunSideName], Sequence[Detail]],
+    options: Options = PLAIN,
+) -> Alignment:
+    """The alignment of two sequences of calls, each in execution order."""
+    first_difference = next(
+        ((left[1:], right[1:]) for left, right in zip(baseline, candidate, strict=False) if left[1:] != right[1:]), None
+    )
+    if first_difference is None and len(baseline) == len(candidate) and options.mapping is None:
+        everything = range(len(baseline))
+        return Alignment([*zip(everything, everything, strict=True)], [], [], how=_how_counts([(_NAME, len(baseline))]))
+    if first_difference is None:
+        swapped = len(candidate) < len(baseline)
+    else:
+        swapped = first_difference[1] < first_difference[0]
+    work = _Work(baseline, candidate, details, options, swapped=swapped)
+    if options.mapping is not None:
+        work.pair_mapped_calls(options.mapping)
+        work.follow()
+    work.pair_rows(*(side.leads & (partner < 0) for side, partner in zip(work.sides, work.partners, strict=True)))
+    work.follow()
+    work.pair_rows(*work.leaderless())
+    return work.result()
+
+
+def _how_counts(counted: Sequence[tuple[int, int]]) -> dict[str, int]:
+    return {_HOWS[how]: count for how, count in counted if count}
+
+
+class _Work:
+    """An alignment in the making. `partners[0][row]` is the candidate's row for the baseline's row, or -1; `partners[1]` the reverse."""
+
+    def __init__(
+        self,
+        baseline: Sequence[Entry],
+        candidate: Sequence[Entry],
+        details: Callable[[RunSideName], Sequence[Detail]],
+        options: Options,
+        *,
+        swapped: bool,
+    ) -> None:
+        self._details = details
+        self._options = options
+        # Where two alignments are equally good, which is found may depend on which side comes first: so that never changes.
+        self._swapped = swapped
+        self._vocabulary = Vocabulary()
+        self._method: Method = "exact"
+        self._unused: list[str] = []
+        self._places: tuple[tuple[Column, Column], tuple[Column, Column]] | None = None
+        prefix, mapping = options.strip_prefix, options.mapping or NameMap()
+        self._rename_paths = (
+            lambda path: without_prefix(path, prefix),
+            lambda path: mapping.rename_module(without_prefix(path, prefix)),
+        )
+        used: set[str | None] = set()
+
+        def rename(op: str) -> str:
+            used.add(mapping.rule_for(op_without_prefix(op, prefix)))
+            return mapping.rename_op(op_without_prefix(op, prefix))
+
+        self.sides: tuple[Columns, Columns] = (
+            read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix)),
+            read_columns(candidate, self._vocabulary, rename),
+        )
+        self._unused += [f"{mapping.ops[op]} = {op}" for op in mapping.ops if op not in used]
+        renamed = [
+            mapping.rule_for(op_without_prefix(canonical_op(op), prefix)) is not None for op in self.sides[1].spellings
+        ]
+        self._renamed = np.array(renamed, dtype=np.bool_)[self.sides[1].spelling]
+        self.partners: tuple[Column, Column] = (
+            np.full(len(baseline), -1, dtype=np.int64),
+            np.full(len(candidate), -1, dtype=np.int64),
+        )
+        self._how = np.full(len(baseline), _NAME, dtype=np.int64)
+
+    def _pair(self, rows: Column, partners: Column, how: int | Column) -> None:
+        self.partners[0][rows] = partners
+        self.partners[1][partners] = rows
+        self._how[rows] = np.where(self._renamed[partners], _MAP, how)
+
+    def pair_mapped_calls(self, mapping: NameMap) -> None:
+        """Pair the calls that the user's map names, each repetition with the same repetition."""
+        finders = [
+            CallFinder(side, self._vocabulary, [pair[at] for pair in mapping.calls])
+            for at, side in enumerate(self.sides)
+        ]
+        for pair in mapping.calls:
+            rows, columns = (finder.rows(name) for finder, name in zip(finders, pair, strict=True))
+            rows, columns = rows[self.partners[0][rows] < 0], columns[self.partners[1][columns] < 0]
+            baseline, candidate = self.sides
+            found = join(
+                *pack_both(
+                    (baseline.backward[rows], baseline.repeat[rows]),
+                    (candidate.backward[columns], candidate.repeat[columns]),
+                )
+            )
+            if len(found[0]):
+                self._pair(rows[found[0]], columns[found[1]], _MAP)
+            else:
+                self._unused.append(f"{pair.baseline} = {pair.candidate}")
+
+    def pair_rows(self, in_baseline: Mask, in_candidate: Mask) -> None:
+        """Pair some rows by name if names settle it, else by order."""
+        rows, columns = np.flatnonzero(in_baseline), np.flatnonzero(in_candidate)
+        if not len(rows) or not len(columns):
+            return
+        baseline, candidate = self.sides
+        kinds = pack_both(
+            (baseline.op[rows], baseline.backward[rows], baseline.repeat[rows]),
+            (candidate.op[columns], candidate.backward[columns], candidate.repeat[columns]),
+        )
+        known = np.isin(kinds[0], kinds[1]), np.isin(kinds[1], kinds[0])
+        rows, columns = rows[known[0]], columns[known[1]]
+        kinds = kinds[0][known[0]], kinds[1][known[1]]
+        if not len(rows):
+            return
+        by_name = None if self._options.fuzzy else self._by_name(rows, columns, kinds)
+        if by_name is not None:
+            self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
+        else:
+            self._pair_by_order(rows, columns, kinds)
+
+    def _by_name(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> tuple[Column, Column] | None:
+        """The pairs by name and number; None when a call of an op that both sides have is without partner."""
+        if len(rows) != len(columns):
+            return None
+        numbers = [common_numbers(side, self._vocabulary) for side in self.sides]
+        if numbers[0] is None or numbers[1] is None:
+            return None
+        found = join(*pack_both((kinds[0], numbers[0][rows]), (kinds[1], numbers[1][columns])))
+        return found if len(found[0]) == len(rows) else None
+
+    def _pair_by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> None:
+        search = OrderSearch(kinds, swapped=self._swapped)
+        if self._options.fuzzy:
+            search.find(kinds)
+        else:
+            all_places = self._details_of_both()
+            places, signatures = ((all_places[0][at][rows], all_places[1][at][columns]) for at in (0, 1))
+            for tokens in tokens_from_fine_to_coarse(kinds, places, signatures, self._unplaced()):
+                search.find(tokens)
+            search.find_where_counts_agree(kinds)
+        found, partners = search.found
+        self._pair(rows[found], columns[partners], _SEQUENCE)
+        self._method = max(self._method, search.method, key=METHODS.index)
+        if not self._options.fuzzy:
+            self._pair_moved_calls(rows, columns, kinds, places)
+
+    def _pair_moved_calls(
+        self, rows: Column, columns: Column, kinds: tuple[Column, Column], places: tuple[Column, Column]
+    ) -> None:
+        """Calls with the same name and number in the same module, in another order: threads may take turns differently."""
+        free = self.partners[0][rows] < 0, self.partners[1][columns] < 0
+        if not free[0].any() or not free[1].any():
+            return
+        left, right = (
+            (kind[mask], place[mask], side.number[at][mask])
+            for kind, place, mask, side, at in zip(kinds, places, free, self.sides, (rows, columns), strict=True)
+        )
+        found = join(*pack_both(left, right))
+        self._pair(rows[free[0]][found[0]], columns[free[1]][found[1]], _NAME)
+
+    def _details_of_both(self) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+        if self._places is None:
+            self._places = (
+                read_details(self._details("baseline"), self._vocabulary, self._rename_paths[0]),
+                read_details(self._details("candidate"), self._vocabulary, self._rename_paths[1]),
+            )
+        return self._places
+
+    def _unplaced(self) -> Column:
+        """The places that name no module."""
+        return np.array([number for (_, path), number in self._vocabulary.places.items() if not path], dtype=np.int64)
+
+    def follow(self) -> None:
+        """Pair what follows a call that leads with what follows its partner."""
+        baseline, candidate = self.sides
+        leaders = np.flatnonzero(baseline.leads & (self.partners[0] >= 0))
+        rows = np.flatnonzero(~baseline.leads & (self.partners[0] < 0))
+        columns = np.flatnonzero(~candidate.leads & (self.partners[1] < 0))
+        if not len(leaders) or not len(rows) or not len(columns):
+            return
+        stems, first = np.unique(baseline.stem[leaders], return_index=True)
+        leaders = leaders[first]
+        places = np.searchsorted(stems, baseline.stem[rows]).clip(max=len(stems) - 1)
+        follows = stems[places] == baseline.stem[rows]
+        rows, leaders = rows[follows], leaders[places[follows]]
+        found = join(
+            *pack_both(
+                (candidate.stem[self.partners[0][leaders]], baseline.backward[rows], baseline.repeat[rows]),
+                (candidate.stem[columns], candidate.backward[columns], candidate.repeat[columns]),
+            )
+        )
+        self._pair(rows[found[0]], columns[found[1]], self._how[leaders[found[0]]])
+
+    def leaderless(self) -> tuple[Mask, Mask]:
+        """The calls with nobody to follow. All that follow count, if one side has no calls that lead."""
+        one_sided = any(not side.leads.any() for side in self.sides)
+        free = []
+        for side, partners in zip(self.sides, self.partners, strict=True):
+            led = np.isin(side.stem, side.stem[side.leads])
+            free.append((partners < 0) & ~side.leads & (one_sided | ~led))
+        return free[0], free[1]
+
+    def result(self) -> Alignment:
+        """The finished alignment."""
+        paired = np.flatnonzero(self.partners[0] >= 0)
+        counts = np.bincount(self._how[paired], minlength=len(_HOWS)).tolist()
+        return Alignment(
+            pairs=[*zip(paired.tolist(), self.partners[0][paired].tolist(), strict=True)],
+            only_baseline=np.flatnonzero(self.partners[0] < 0).tolist(),
+            only_candidate=np.flatnonzero(self.partners[1] < 0).tolist(),
+            how=_how_counts([*enumerate(counts)]),
+            method=self._method,
+            unused_map=self._unused,
+        )

@@ -1,0 +1,170 @@
+"""Names of calls and ops: what they are made of, and which of them mean the same.
+
+In: names as a capture or one of the older tools spells them. Out: the canonical name, the one that our own capture gives.
+Two names have one canonical name only when the same function is called with the same arguments in the same places:
+`1 - x` is `Tensor.__rsub__`, and that is not `Tensor.sub`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from tensorprobe.model import Level
+
+FAMILIES = ("Functional", "Tensor", "Torch", "VF", "Distributed", "NPU", "Module", "Aten", "Ops")
+"""What the name of an op begins with."""
+DIRECTIONS = ("forward", "backward")
+
+
+class CallName(NamedTuple):
+    """A name in its parts. `number` and `direction` are empty when the name does not say them."""
+
+    op: str
+    number: str
+    direction: str
+
+    def __str__(self) -> str:
+        tail = (self.direction, self.number) if self.op.startswith("Module.") else (self.number, self.direction)
+        return ".".join(part for part in (self.op, *tail) if part)
+
+
+_FAMILY_SPELLINGS = {"_VF": "VF", "torch_npu": "NPU", "Torch_npu": "NPU", "Npu": "NPU", "aten": "Aten"}
+
+_OPERATORS = {
+    "add": "__add__ __radd__",
+    "sub": "__sub__ subtract",
+    "mul": "__mul__ __rmul__ multiply",
+    "div": "__truediv__ __div__ true_divide divide",
+    "__rtruediv__": "__rdiv__",
+    "floor_divide": "__floordiv__",
+    "remainder": "__mod__",
+    "pow": "__pow__",
+    "matmul": "__matmul__ __imatmul__",
+    "neg": "__neg__ negative",
+    "positive": "__pos__",
+    "abs": "__abs__ absolute",
+    "bitwise_not": "__invert__",
+    "bitwise_and": "__and__ __rand__",
+    "bitwise_or": "__or__ __ror__",
+    "bitwise_xor": "__xor__ __rxor__",
+    "bitwise_left_shift": "__lshift__",
+    "bitwise_right_shift": "__rshift__",
+    "eq": "__eq__",
+    "ne": "__ne__ not_equal",
+    "lt": "__lt__ less",
+    "le": "__le__ less_equal",
+    "gt": "__gt__ greater",
+    "ge": "__ge__ greater_equal",
+    "clamp": "clip",
+    "add_": "__iadd__",
+    "sub_": "__isub__ subtract_",
+    "mul_": "__imul__ multiply_",
+    "div_": "__itruediv__ __idiv__ true_divide_ divide_",
+    "floor_divide_": "__ifloordiv__",
+    "remainder_": "__imod__",
+    "pow_": "__ipow__",
+    "bitwise_and_": "__iand__",
+    "bitwise_or_": "__ior__",
+    "bitwise_xor_": "__ixor__",
+    "bitwise_left_shift_": "__ilshift__",
+    "bitwise_right_shift_": "__irshift__",
+    "clamp_": "clip_",
+}
+"""Name after the family → other spellings of it, for `Tensor` and `Torch`."""
+
+_RECURRENT = "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
+_ONE_FUNCTION = (
+    "adaptive_avg_pool1d avg_pool1d bilinear celu_ channel_shuffle conv1d conv2d conv3d conv_tbc conv_transpose1d "
+    "conv_transpose2d conv_transpose3d cosine_similarity hardshrink native_channel_shuffle pairwise_distance pdist "
+    "pixel_shuffle pixel_unshuffle prelu relu_ rrelu_ selu_ threshold_"
+)
+"""What `torch` and `torch.nn.functional` hold as one and the same object."""
+
+_ALIASES: dict[str, str] = {
+    **{
+        f"{family}.{other}": f"{family}.{op}"
+        for family in ("Tensor", "Torch")
+        for op, others in _OPERATORS.items()
+        for other in others.split()
+    },
+    **{f"Torch.{op}": f"VF.{op}" for op in _RECURRENT.split()},
+    **{f"Torch.{op}": f"Functional.{op}" for op in _ONE_FUNCTION.split()},
+    "Distributed._all_gather_base": "Distributed.all_gather_into_tensor",
+    "Distributed._reduce_scatter_base": "Distributed.reduce_scatter_tensor",
+}
+
+_KNOWN_FAMILY = "|".join(sorted((*FAMILIES, *_FAMILY_SPELLINGS), key=len, reverse=True))
+_WITH_STARS = re.compile(r"(\w+)\*(.+)\*([0-9]+)(?:[*._](forward|backward))?")
+_WITH_UNDERSCORES = re.compile(rf"({_KNOWN_FAMILY})_(.+)_([0-9]+)(?:_(forward|backward))?")
+_NUMBERED = re.compile(r"(.+)\.([0-9]+)")
+
+
+def parse_call_name(text: str) -> CallName:
+    """The parts of a name in any spelling, its op with dots but not yet canonical.
+
+    `Module.layers.0` has no number: what stands last in a path is part of it unless a direction stands before it.
+    """
+    head, *tail = text.rsplit(".", 2)
+    if len(tail) == 2:
+        middle, last = tail
+        if last in DIRECTIONS and middle.isdecimal():
+            return CallName(head, middle, last)
+        if middle in DIRECTIONS and last.isdecimal():
+            return CallName(head, last, middle)
+    return _parse_other_spelling(text)
+
+
+def _parse_other_spelling(text: str) -> CallName:
+    match = _WITH_STARS.fullmatch(text) or _WITH_UNDERSCORES.fullmatch(text)
+    if match is not None:
+        family, op, number, direction = match.groups(default="")
+        if family == "Module":
+            path, _, class_name = op.rpartition("_")
+            op = f"{path}.{class_name}" if path else class_name
+        return CallName(f"{family}.{op}", number, direction)
+    match = _NUMBERED.fullmatch(text)
+    if match is not None and not text.startswith("Module."):
+        return CallName(match[1], match[2], "")
+    return CallName(text, "", "")
+
+
+@lru_cache(maxsize=1 << 16)
+def canonical_op(op: str) -> str:
+    """The op as our own capture names it: `Tensor.__add__` → `Tensor.add`, `Torch.lstm` → `VF.lstm`."""
+    family, dot, rest = op.partition(".")
+    spelled = f"{_FAMILY_SPELLINGS.get(family, family)}{dot}{rest}"
+    return _ALIASES.get(spelled, spelled)
+
+
+def canonical_call_name(text: str) -> str:
+    """The canonical name of a call, or of all calls of an op when `text` says no number or direction."""
+    op, number, direction = parse_call_name(text)
+    return str(CallName(canonical_op(op), number, direction))
+
+
+def family_of(name: str) -> str:
+    """What a name begins with, spelled as in `FAMILIES` if it is one of them."""
+    family = parse_call_name(name).op.partition(".")[0]
+    return _FAMILY_SPELLINGS.get(family, family)
+
+
+def level_of(name: str) -> Level:
+    """The level that a name belongs to."""
+    family = family_of(name)
+    return "module" if family == "Module" else "aten" if family == "Aten" else "api"
+
+
+def without_prefix(path: str, prefix: str | None) -> str:
+    """A module path without what a wrapper put before it."""
+    if path == prefix:
+        return ""
+    return path.removeprefix(f"{prefix}.") if prefix else path
+
+
+def op_without_prefix(op: str, prefix: str | None) -> str:
+    """An op without what a wrapper put before the path in it; only the ops of modules have a path."""
+    if not op.startswith("Module."):
+        return op
+    return f"Module.{without_prefix(op[len('Module.') :], prefix)}"

@@ -1,0 +1,94 @@
+"""Differences of structure between two paired calls: other slots, shapes, dtypes, arguments, an exception.
+
+In: two calls. Out: facts as (kind, detail). Devices are expected to differ and are no finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tensorprobe.model import Call, Slot
+from tensorprobe.model.comparison import FindingKind
+
+Fact = tuple[FindingKind, str]
+
+_MAX_TEXT = 80
+_DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|privateuseone)(:[0-9]+)?")
+
+
+def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]], list[str], list[str]]:
+    """The slots that both calls have, in the baseline's order, and the names that only one of them has."""
+    ours, theirs = baseline.slots, candidate.slots
+    if len(ours) == len(theirs) and all(a.name == b.name for a, b in zip(ours, theirs, strict=True)):
+        return list(zip(ours, theirs, strict=True)), [], []
+    by_name = {slot.name: slot for slot in theirs}
+    pairs = [(slot, by_name.pop(slot.name)) for slot in ours if slot.name in by_name]
+    paired = {slot.name for slot, _ in pairs}
+    return pairs, [slot.name for slot in ours if slot.name not in paired], list(by_name)
+
+
+def call_facts(baseline: Call, candidate: Call, lacking: list[str], extra: list[str]) -> Iterator[Fact]:
+    """What differs between the two calls besides their tensors."""
+    if baseline.raised != candidate.raised:
+        yield "raised", _raised(baseline.raised, candidate.raised)
+    elif lacking or extra:
+        # A call that raised has no outputs: that is said already.
+        sides = [
+            (f"only in baseline: {', '.join(lacking)}", lacking),
+            (f"only in candidate: {', '.join(extra)}", extra),
+        ]
+        yield "slots", "; ".join(text for text, names in sides if names)
+    if baseline.args != candidate.args or baseline.kwargs != candidate.kwargs:
+        for ours, theirs in ((baseline.args, candidate.args), (baseline.kwargs, candidate.kwargs)):
+            difference = next(_tree_differences(ours, theirs, ""), None)
+            if difference is not None:
+                yield "arguments", difference
+                return
+
+
+def slot_facts(baseline: Slot, candidate: Slot) -> Iterator[Fact]:
+    """Another shape, another dtype."""
+    if baseline.shape != candidate.shape:
+        yield "shape", f"{baseline.name}: {list(baseline.shape)} in baseline, {list(candidate.shape)} in candidate"
+    if baseline.dtype != candidate.dtype:
+        yield "dtype", f"{baseline.name}: {baseline.dtype} in baseline, {candidate.dtype} in candidate"
+
+
+def _raised(baseline: str | None, candidate: str | None) -> str:
+    if baseline is None:
+        return f"raised {candidate} in the candidate only"
+    if candidate is None:
+        return f"raised {baseline} in the baseline only"
+    return f"raised {baseline} in the baseline, {candidate} in the candidate"
+
+
+def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str]:
+    """Where two argument trees differ, in words, first the first."""
+    if baseline == candidate or (_is_device(baseline) and _is_device(candidate)):
+        return
+    if isinstance(baseline, dict) and isinstance(candidate, dict) and baseline.get("type") == candidate.get("type"):
+        if baseline.get("type") == "object":
+            return  # what cannot be rebuilt is known by the name of its type only
+        for key in [*baseline, *(key for key in candidate if key not in baseline)]:
+            inside = place if key == "value" else f"{place}.{key}" if place else key
+            yield from _tree_differences(baseline.get(key), candidate.get(key), inside)
+    elif isinstance(baseline, list) and isinstance(candidate, list) and len(baseline) == len(candidate):
+        for number, (ours, theirs) in enumerate(zip(baseline, candidate, strict=True)):
+            yield from _tree_differences(ours, theirs, f"{place}[{number}]")
+    else:
+        yield f"argument {place or '(all)'}: {_short(baseline)} in baseline, {_short(candidate)} in candidate"
+
+
+def _is_device(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("type") == "torch.device"
+    return isinstance(value, str) and _DEVICE.fullmatch(value) is not None
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and "slot" in value:
+        return "a tensor"
+    text = repr(value["value"] if isinstance(value, dict) and "value" in value else value)
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

@@ -1,0 +1,78 @@
+"""A measured and judged step as record batches: the rows of the result table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+import pyarrow as pa
+
+from tensorprobe.model.comparison import COLUMNS, STATUSES
+from tensorprobe.model.measured import BASES, JUDGED, SIDES, VERDICTS, Measured, Opinion
+from tensorprobe.report.table import arrow_schema
+
+BATCH_ROWS = 65_536
+
+
+def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]:
+    """The rows of one step of one rank, a bounded number at a time."""
+    calls, rows = measured.calls, measured.rows
+    by_call = {
+        "call": calls.name,
+        "candidate_call": calls.candidate,
+        "level": calls.level,
+        "direction": calls.direction,
+        "module": calls.module,
+    }
+    texts = {name: _encoded(values) for name, values in by_call.items()}
+    for start in range(0, len(rows.slot), BATCH_ROWS):
+        part = slice(start, min(start + BATCH_ROWS, len(rows.slot)))
+        call = rows.call[part]
+        size = len(call)
+        columns: dict[str, Any] = {
+            "step": numpy.full(size, measured.step),
+            "rank": numpy.full(size, measured.rank),
+            "index": numpy.array(calls.index, dtype=numpy.int64)[call],
+            "repeat": numpy.array(calls.repeat, dtype=numpy.int64)[call],
+            "slot": _texts(rows.slot[part]),
+            "side": _coded(rows.side[part], SIDES),
+            "baseline_dtype": _texts(rows.dtype_names[0][part]),
+            "candidate_dtype": _texts(rows.dtype_names[1][part]),
+            "baseline_shape": _shapes(rows.shapes[0][part]),
+            "candidate_shape": _shapes(rows.shapes[1][part]),
+            "basis": _coded(rows.basis[part], BASES),
+            "verdict": _coded(opinion.verdict[part], VERDICTS),
+            "judged_by": _coded(opinion.judged_by[part], JUDGED),
+            "measured": opinion.measured[part],
+            "allowed": opinion.allowed[part],
+            "status": _coded(opinion.status[call], STATUSES),
+            "note": _texts(rows.note[part]),
+        }
+        for name, (codes, words) in texts.items():
+            columns[name] = pa.DictionaryArray.from_arrays(codes[call], words)
+        columns |= {name: column[part] for name, column in rows.figures.items()}
+        columns["bit_identical"] = columns["bit_identical"].astype(bool)
+        table = pa.table({name: columns[name] for name in COLUMNS}).cast(arrow_schema())
+        yield from table.to_batches()
+
+
+def _encoded(values: Sequence[str]) -> tuple[Any, pa.Array]:
+    """Codes and words of a column with many equal texts."""
+    words: dict[str, int] = {}
+    codes = numpy.array([words.setdefault(value, len(words)) for value in values], dtype=numpy.int32)
+    return codes, pa.array(list(words), type=pa.string())
+
+
+def _texts(values: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(*_encoded(values))
+
+
+def _shapes(values: Sequence[tuple[int, ...]]) -> pa.DictionaryArray:
+    words: dict[tuple[int, ...], int] = {}
+    codes = numpy.array([words.setdefault(value, len(words)) for value in values], dtype=numpy.int32)
+    return pa.DictionaryArray.from_arrays(codes, pa.array([str(list(word)) for word in words], type=pa.string()))
+
+
+def _coded(codes: Any, words: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(codes.astype(numpy.int32), pa.array(list(words), type=pa.string()))

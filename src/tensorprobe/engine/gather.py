@@ -1,0 +1,186 @@
+"""From the results of the ranks to the answer: the first divergence of all, counts, notes, coverage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tensorprobe.compare.nearest import nothing_paired_hint
+from tensorprobe.engine.plan import Plan
+from tensorprobe.engine.rank_task import RankResult
+from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
+from tensorprobe.judge.divergence import StepAnswer, conclude_rank, earliest_difference, first_across_ranks
+from tensorprobe.model import Frame
+from tensorprobe.model.comparison import (
+    SCHEMA_VERSION,
+    STATUSES,
+    Buckets,
+    Comparison,
+    Divergence,
+    Finding,
+    RankAnswer,
+    RunSide,
+)
+from tensorprobe.model.measured import BASES
+from tensorprobe.record import Run
+from tensorprobe.version import VERSION
+
+MAX_FINDINGS = 200
+"""Findings in a summary; the rest is counted."""
+MAX_SOURCES = 20
+"""Findings whose line in the user's program is looked up."""
+
+
+def gather(
+    runs: tuple[Run, Run], plan: Plan, results: Sequence[RankResult], *, output: Path | None, started: float
+) -> Comparison:
+    """The whole answer; NothingPaired when no call has a partner."""
+    buckets = _sum_buckets(plan, results)
+    if not buckets.paired:
+        raise _nothing_paired(runs, plan, buckets)
+    answers = [answer for result in results for answer in result.answers]
+    divergence = first_across_ranks(answers)
+    bases = _count(BASES, (answer.bases for answer in answers))
+    return Comparison(
+        schema_version=SCHEMA_VERSION,
+        tool=VERSION,
+        policy=plan.policy,
+        answer="diverged" if divergence else "agrees",
+        exit_code=1 if divergence else 0,
+        divergence=divergence and with_source(divergence, runs),
+        first_difference=_difference(answers, runs),
+        externals=[external for answer in answers for external in answer.externals],
+        findings=_findings(results, runs),
+        findings_total=sum(result.findings_total for result in results),
+        ranks=[_rank_answer(result) for result in results],
+        steps=plan.steps,
+        buckets=buckets,
+        statuses=_count(STATUSES, (answer.statuses for answer in answers)),
+        rows=sum(answer.rows for answer in answers),
+        bases=bases,
+        notes=[*plan.notes, *_notes(runs, bases)],
+        baseline=_side(runs[0], plan),
+        candidate=_side(runs[1], plan),
+        output=None if output is None else str(output),
+        elapsed_s=round(time.monotonic() - started, 3),
+    )
+
+
+def with_source(divergence: Divergence, runs: tuple[Run, Run]) -> Divergence:
+    """The divergence with the line of the user's program, and its finding with it too."""
+    names = (divergence.call, divergence.candidate_call)
+    repeat = divergence.row.repeat if divergence.row else 0
+    source = _source(runs, names, divergence.step, divergence.rank, repeat)
+    return msgspec.structs.replace(divergence, source=source)
+
+
+def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int, repeat: int = 0) -> Frame | None:
+    """The innermost line of the user's program that made the call: as the candidate has it, else the baseline."""
+    for run, name in reversed(list(zip(runs, names, strict=True))):
+        for wanted in (name, _forward_name(name)):
+            if not wanted:
+                continue
+            try:
+                stack = run.stack(run.call(wanted, step=step, rank=rank, repeat=repeat))
+            except (NotFound, RunDamaged):
+                continue  # a call of the other run, or one whose stacks are lost: the answer does without its line
+            if stack is not None and stack.frames:
+                return stack.frames[0]
+    return None
+
+
+def _forward_name(name: str) -> str:
+    """A backward call runs in the engine; the line that matters is the one that made its forward call."""
+    return name.replace(".backward", ".forward") if ".backward" in name else ""
+
+
+def _difference(answers: Sequence[StepAnswer], runs: tuple[Run, Run]) -> Divergence | None:
+    first = earliest_difference(answers)
+    return first and with_source(first, runs)
+
+
+def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Finding]:
+    findings = [finding for result in results for finding in result.findings][:MAX_FINDINGS]
+    for number, finding in enumerate(findings[:MAX_SOURCES]):
+        only_candidate = finding.kind == "only_candidate"
+        names = ("", finding.call) if only_candidate else (finding.call, "")
+        source = _source(runs, names, finding.step, finding.rank)
+        findings[number] = msgspec.structs.replace(finding, source=source)
+    return findings
+
+
+def _rank_answer(result: RankResult) -> RankAnswer:
+    divergence = conclude_rank(result.answers)
+    return RankAnswer(
+        rank=result.rank,
+        answer="diverged" if divergence else "agrees",
+        divergence=divergence,
+        statuses=_count(STATUSES, (answer.statuses for answer in result.answers)),
+    )
+
+
+def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:
+    notes = []
+    if bases["statistics"]:
+        notes.append(
+            f"weaker: {bases['statistics']:,} pairs of tensors were compared by statistics and digest, without values; "
+            "an error that keeps maximum, minimum, mean and norm is not seen"
+        )
+    if not bases["values"] and not bases["digest"] and not bases["statistics"]:
+        notes.append("structure only: not one pair of tensors could be measured")
+    for name, run in zip(("baseline", "candidate"), runs, strict=True):
+        if not run.closed:
+            notes.append(f"the {name} was never closed: it may end in the middle of a step")
+    return notes
+
+
+def _side(run: Run, plan: Plan) -> RunSide:
+    coverages = list(run.coverage.values())
+    spots: dict[str, int] = {}
+    for coverage in coverages:
+        for kind, count in coverage.blind_spots.items():
+            spots[kind] = spots.get(kind, 0) + count
+    mine = [key for key in run.segments() if key[0] in plan.steps and key[1] in {task.rank for task in plan.tasks}]
+    return RunSide(
+        path=str(run.path),
+        calls=sum(len(run.segment(*key).index().entries) for key in mine),
+        closed=run.closed,
+        devices=sorted({part.device for part in run.parts.values() if part.device}),
+        torch=run.manifest.torch,
+        mode=str(run.manifest.settings.get("mode", "")),
+        seen=sum(coverage.seen for coverage in coverages),
+        recorded=sum(coverage.recorded for coverage in coverages),
+        filtered=sum(coverage.filtered for coverage in coverages),
+        failed=sum(coverage.failed for coverage in coverages),
+        blind_spots=spots,
+    )
+
+
+def _sum_buckets(plan: Plan, results: Sequence[RankResult]) -> Buckets:
+    total = Buckets(skipped=dict(plan.skipped))
+    for result in results:
+        total.paired += result.buckets.paired
+        total.only_baseline += result.buckets.only_baseline
+        total.only_candidate += result.buckets.only_candidate
+        for reason, count in result.buckets.skipped.items():
+            total.skipped[reason] = total.skipped.get(reason, 0) + count
+    return total
+
+
+def _nothing_paired(runs: tuple[Run, Run], plan: Plan, buckets: Buckets) -> NothingPaired:
+    task = plan.tasks[0]
+    step = task.steps[0][0]
+    names = [run.names(step, task.rank, on_damage="skip") for run in runs]
+    total = buckets.only_baseline + buckets.only_candidate
+    return NothingPaired(f"0 of {total:,} calls have a partner. {nothing_paired_hint(*names)}")
+
+
+def _count(names: Sequence[str], parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total = dict.fromkeys(names, 0)
+    for part in parts:
+        for name, count in part.items():
+            total[name] += count
+    return total

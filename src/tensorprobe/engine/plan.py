@@ -1,0 +1,121 @@
+"""Which step and rank of one run meets which of the other: the tasks of a comparison, made before anything is read.
+
+Steps and ranks are paired by number. What only one run has is not compared; it is counted and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tensorprobe.engine.rank_task import RankTask
+from tensorprobe.errors import CannotCompare
+from tensorprobe.judge import Policy
+from tensorprobe.record import Run
+from tensorprobe.record.run import ranges
+
+
+@dataclass
+class Plan:
+    """The tasks, and what is left out of them."""
+
+    tasks: list[RankTask]
+    policy: str
+    steps: list[int]
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Reason → calls that are not compared."""
+    notes: list[str] = field(default_factory=list)
+
+    def write_rows_to(self, folder: Path) -> None:
+        """Let each task write its rows into a file of its own there."""
+        self.tasks = [
+            msgspec.structs.replace(task, rows_file=str(folder / f".rows-rank{task.rank}.parquet"))
+            for task in self.tasks
+        ]
+
+
+def plan_tasks(
+    runs: tuple[Run, Run],
+    *,
+    steps: Sequence[int] | None,
+    ranks: Sequence[int] | None,
+    policy: Policy,
+    map_text: str | None,
+    strip_prefix: str | None,
+    fuzzy: bool,
+    threads: int,
+) -> Plan:
+    """A task for each rank that both runs have; CannotCompare when there is none."""
+    segments = [{key for key in run.segments() if _wanted(key, steps, ranks)} for run in runs]
+    _demand_asked(runs, steps, ranks)
+    common = segments[0] & segments[1]
+    if not common:
+        raise CannotCompare(_nothing_in_common(runs, steps, ranks))
+    plan = Plan(tasks=[], policy=policy.name, steps=sorted({step for step, _ in common}))
+    for rank in sorted({rank for _, rank in common}):
+        at = sorted(step for step, other in common if other == rank)
+        plan.tasks.append(
+            RankTask(
+                baseline=str(runs[0].path),
+                candidate=str(runs[1].path),
+                rank=rank,
+                candidate_rank=rank,
+                steps=[(step, step) for step in at],
+                policy=policy,
+                map_text=map_text,
+                strip_prefix=strip_prefix,
+                fuzzy=fuzzy,
+                threads=threads,
+            )
+        )
+    for name, run, mine in zip(("baseline", "candidate"), runs, segments, strict=True):
+        _leave_out(plan, name, run, mine - common, common)
+    return plan
+
+
+def _wanted(key: tuple[int, int], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> bool:
+    return (steps is None or key[0] in steps) and (ranks is None or key[1] in ranks)
+
+
+def _demand_asked(runs: tuple[Run, Run], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> None:
+    """A step or rank that was asked for and that no run has is a mistake, not an empty wish."""
+    for kind, asked, held in (
+        ("step", steps, [run.steps for run in runs]),
+        ("rank", ranks, [run.ranks for run in runs]),
+    ):
+        lacking = [number for number in asked or () if number not in held[0] and number not in held[1]]
+        if lacking:
+            raise CannotCompare(
+                f"no {kind} {ranges(lacking)} in either run. Baseline holds {kind}s {ranges(held[0]) or '(none)'}, "
+                f"candidate {ranges(held[1]) or '(none)'}."
+            )
+
+
+def _leave_out(plan: Plan, name: str, run: Run, only: set[tuple[int, int]], common: set[tuple[int, int]]) -> None:
+    """Count the calls of steps and ranks that the other run does not have."""
+    ranks = {rank for _, rank in common}
+    for kind, keys in (
+        ("rank", sorted(key for key in only if key[1] not in ranks)),
+        ("step", sorted(key for key in only if key[1] in ranks)),
+    ):
+        if not keys:
+            continue
+        calls = sum(len(run.segment(*key).index().entries) for key in keys)
+        reason = f"{kind} only in {name}"
+        plan.skipped[reason] = plan.skipped.get(reason, 0) + calls
+        numbers = ranges(sorted({key[kind == "rank"] for key in keys}))
+        plan.notes.append(f"{kind} {numbers} is only in the {name}: {calls:,} calls not compared")
+
+
+def _nothing_in_common(runs: tuple[Run, Run], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> str:
+    held = [f"steps {ranges(run.steps) or '(none)'} of ranks {ranges(run.ranks) or '(none)'}" for run in runs]
+    asked = "".join(
+        f" --{kind} {ranges(numbers)}" for kind, numbers in (("steps", steps), ("ranks", ranks)) if numbers is not None
+    )
+    return (
+        f"no step of a rank is in both runs{f' with{asked}' if asked else ''}.\n"
+        f"  Baseline '{runs[0].path}' holds {held[0]}, candidate '{runs[1].path}' {held[1]}."
+    )

@@ -1,0 +1,100 @@
+"""One rank of a comparison: all its steps, in order. The unit of work that can run anywhere.
+
+In: a `RankTask`, plain data. Out: a `RankResult`, plain data, and, when asked for, the rows in a file or in memory. Depends on
+nothing but the two runs: the same task gives the same result in a thread, a process or on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tensorprobe.compare.align import Options
+from tensorprobe.compare.mapping import parse_mapping
+from tensorprobe.compare.measure import MAX_FINDINGS, Place, measure_segment
+from tensorprobe.engine.columns import batches_of
+from tensorprobe.judge import Policy, RankJudge
+from tensorprobe.judge.divergence import StepAnswer, conclude_step
+from tensorprobe.model.comparison import Buckets, Finding
+from tensorprobe.record import Run, open_run
+from tensorprobe.report.table import TableWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Progress = Callable[[int], None]
+
+
+class RankTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What to compare: one rank of both runs, and how."""
+
+    baseline: str
+    candidate: str
+    rank: int
+    candidate_rank: int
+    steps: list[tuple[int, int]]
+    policy: Policy
+    map_text: str | None = None
+    strip_prefix: str | None = None
+    fuzzy: bool = False
+    threads: int = 1
+    rows_file: str | None = None
+    """Where to write the rows, as Parquet."""
+
+
+class RankResult(msgspec.Struct, kw_only=True):
+    """What became of it."""
+
+    rank: int
+    answers: list[StepAnswer]
+    buckets: Buckets
+    findings: list[Finding]
+    findings_total: int
+
+
+def compare_rank(
+    task: RankTask, *, progress: Progress | None = None, keep: list[pa.RecordBatch] | None = None
+) -> RankResult:
+    """Measure and judge every step of one rank; rows are appended to `keep`, or written to the task's file."""
+    runs = (open_run(task.baseline), open_run(task.candidate))
+    result = RankResult(rank=task.rank, answers=[], buckets=Buckets(), findings=[], findings_total=0)
+    if task.rows_file is None:
+        _compare_steps(task, runs, result, progress, None if keep is None else keep.append)
+    else:
+        with TableWriter(Path(task.rows_file), "parquet") as writer:
+            _compare_steps(task, runs, result, progress, writer.write)
+    return result
+
+
+def _compare_steps(
+    task: RankTask,
+    runs: tuple[Run, Run],
+    result: RankResult,
+    progress: Progress | None,
+    write: Callable[[pa.RecordBatch], None] | None,
+) -> None:
+    judge = RankJudge(task.policy)
+    mapping = None if task.map_text is None else parse_mapping(task.map_text, source="the map")
+    options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
+    for step, candidate_step in task.steps:
+        place = Place(step, task.rank, candidate_step, task.candidate_rank)
+        measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
+        opinion = judge.judge(measured)
+        result.answers.append(conclude_step(measured, opinion))
+        _add_buckets(result.buckets, measured.buckets)
+        result.findings_total += len(measured.findings)
+        result.findings += measured.findings[: max(0, MAX_FINDINGS - len(result.findings))]
+        if write is not None:
+            for batch in batches_of(measured, opinion):
+                write(batch)
+
+
+def _add_buckets(total: Buckets, more: Buckets) -> None:
+    total.paired += more.paired
+    total.only_baseline += more.only_baseline
+    total.only_candidate += more.only_candidate
+    for reason, count in more.skipped.items():
+        total.skipped[reason] = total.skipped.get(reason, 0) + count

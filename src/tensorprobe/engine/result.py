@@ -1,0 +1,113 @@
+"""The result of a comparison, for Python: the answer, and the rows behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import msgspec
+
+from tensorprobe.model.comparison import Comparison, Divergence, Finding, Row
+from tensorprobe.report.compare_json import comparison_json
+from tensorprobe.report.compare_text import render_comparison
+from tensorprobe.report.table import read_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Rows(Sequence[Row]):
+    """The pairs of slots: a sequence of `Row`, held as columns; or on disk, when the comparison has an output folder."""
+
+    def __init__(self, held: list[pa.RecordBatch] | Path | None, count: int) -> None:
+        self._held = held
+        self._count = count
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as columns, a part at a time."""
+        if isinstance(self._held, Path):
+            yield from read_table(self._held)
+        elif self._held is not None:
+            yield from self._held
+        elif self._count:
+            raise LookupError("the rows of this comparison were not kept: pass out= or keep_rows=True")
+
+    def table(self) -> pa.Table:
+        """All rows as one arrow table; `.to_pandas()` makes a data frame of it."""
+        import pyarrow as pa
+
+        from tensorprobe.report.table import arrow_schema
+
+        return pa.Table.from_batches(list(self.batches()) or [], schema=arrow_schema())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Row]:
+        for batch in self.batches():
+            for fields in batch.to_pylist():
+                yield Row(**fields)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self._count))]
+        wanted = index + self._count if index < 0 else index
+        if not 0 <= wanted < self._count:
+            raise IndexError(f"row {index} of {self._count:,}")
+        for batch in self.batches():
+            if wanted < batch.num_rows:
+                return Row(**batch.slice(wanted, 1).to_pylist()[0])
+            wanted -= batch.num_rows
+        raise IndexError(f"row {index}: the table on disk has become shorter")
+
+    def __repr__(self) -> str:
+        return f"<{self._count:,} rows>"
+
+
+class Result:
+    """What `tensorprobe.compare` gives. `print(result)` shows what the command shows."""
+
+    def __init__(self, summary: Comparison, rows: Rows) -> None:
+        self.summary = summary
+        self.rows = rows
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Where the runs part; None when they agree."""
+        return self.summary.divergence
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Differences of structure."""
+        return self.summary.findings
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing diverges."""
+        return self.summary.answer == "agrees"
+
+    @property
+    def exit_code(self) -> int:
+        """0 when the runs agree, 1 when they diverge."""
+        return self.summary.exit_code
+
+    def to_json(self) -> str:
+        """The summary as standard JSON; its schema is shipped with the package."""
+        return comparison_json(self.summary)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain dicts and lists."""
+        plain: dict[str, Any] = msgspec.to_builtins(self.summary)
+        return plain
+
+    def __str__(self) -> str:
+        return render_comparison(self.summary)
+
+    def __repr__(self) -> str:
+        first = f", first at {self.divergence.call or self.divergence.candidate_call}" if self.divergence else ""
+        return f"<comparison: {self.summary.answer}{first}; {len(self.rows):,} rows>"

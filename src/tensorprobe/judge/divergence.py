@@ -1,0 +1,281 @@
+"""From statuses to the answer: the first divergence of a step, of a rank, and of all ranks.
+
+Within a step calls are in execution order. Across ranks the order is by collectives: what a rank did before its third
+all-reduce comes before what another did after its third one, whatever their numbers. A collective that spreads an error
+from another rank has not introduced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+import numpy
+
+from tensorprobe.judge.externals import external_of
+from tensorprobe.model.comparison import STATUSES, Divergence, External, Finding, Inputs, Row
+from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, VERDICTS, Measured, Opinion
+
+MAX_EXTERNALS = 100
+
+_INTRODUCED, _STRUCTURAL = STATUSES.index("introduced"), STATUSES.index("structural")
+_UNPAIRED = ("only_baseline", "only_candidate")
+_SERIOUS = ("only_baseline", "only_candidate", "shape", "slots", "raised")
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A divergence with its place in the order that all ranks share."""
+
+    divergence: Divergence
+    epoch: int
+    """Collectives that the rank had begun before in this step."""
+    collective: bool
+
+    @property
+    def place(self) -> tuple[int, int, bool, int, int]:
+        """Sorts candidates of all ranks: what may have caused the other comes first."""
+        at = self.divergence
+        return at.step, self.epoch, self.collective, at.index, at.rank
+
+
+class StepAnswer(msgspec.Struct, kw_only=True):
+    """What a step of a rank says, without its rows."""
+
+    step: int
+    rank: int
+    introduced: Candidate | None
+    structural: Candidate | None
+    diverging: Candidate | None
+    difference: Candidate | None
+    statuses: dict[str, int]
+    bases: dict[str, int]
+    rows: int
+    externals: list[External]
+
+
+@dataclass
+class _Step:
+    """A measured and judged step, looked at call by call."""
+
+    measured: Measured
+    opinion: Opinion
+    epochs: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        collective = [name.startswith("Distributed.") for name in self.measured.calls.name]
+        self.epochs = numpy.cumsum([0, *collective[:-1]]) if collective else numpy.zeros(0, dtype=numpy.int64)
+
+    def candidate(self, call: int, finding: Finding | None = None) -> Candidate:
+        calls, opinion = self.measured.calls, self.opinion
+        row = worst_row(self.measured, opinion, call)
+        divergence = Divergence(
+            step=self.measured.step,
+            rank=self.measured.rank,
+            index=calls.index[call],
+            call=calls.name[call],
+            candidate_call=calls.candidate[call],
+            level=calls.level[call],  # type: ignore[arg-type]
+            direction=calls.direction[call],  # type: ignore[arg-type]
+            module=calls.module[call],
+            status=STATUSES[opinion.status[call]],
+            inputs=cast(Inputs, INPUTS[opinion.inputs[call]]),
+            input_error=float(opinion.input_error[call]),
+            row=None if row is None else make_row(self.measured, opinion, row),
+            place=[] if row is None else place_in(self.measured, row),
+            finding=finding,
+        )
+        return Candidate(divergence, int(self.epochs[call]), calls.name[call].startswith("Distributed."))
+
+    def unpaired(self, finding: Finding) -> Candidate:
+        """A call without a partner, in the place where its own run has it."""
+        calls = self.measured.calls
+        before = sum(index < finding.index for index in calls.index)
+        epoch = int(self.epochs[min(before, len(self.epochs) - 1)]) if len(self.epochs) else 0
+        parts = finding.call.rsplit(".", 2)
+        direction = "backward" if "backward" in parts[-2:] else "forward"
+        level = (
+            "module" if finding.call.startswith("Module.") else "aten" if finding.call.startswith("Aten.") else "api"
+        )
+        only_candidate = finding.kind == "only_candidate"
+        divergence = Divergence(
+            step=finding.step,
+            rank=finding.rank,
+            index=finding.index,
+            call="" if only_candidate else finding.call,
+            candidate_call=finding.call if only_candidate else "",
+            level=level,  # type: ignore[arg-type]
+            direction=direction,  # type: ignore[arg-type]
+            module=finding.module,
+            status="structural",
+            inputs="unknown",
+            input_error=0.0,
+            finding=finding,
+        )
+        return Candidate(divergence, epoch, finding.call.startswith("Distributed."))
+
+
+def conclude_step(measured: Measured, opinion: Opinion) -> StepAnswer:
+    """The first call of each kind in one step, counts, and the tensors that differ from the start."""
+    step = _Step(measured, opinion)
+    rows, calls = measured.rows, measured.calls
+    status = opinion.status
+    diverging = opinion.inputs == INPUTS.index("diverge")
+    numpy.logical_or.at(diverging, rows.call, opinion.verdict == DIVERGES)
+    details = {finding.index: finding for finding in reversed(measured.findings) if finding.kind not in _UNPAIRED}
+
+    def first(mask: Any) -> Candidate | None:
+        hits = numpy.flatnonzero(mask)
+        return step.candidate(int(hits[0]), details.get(calls.index[hits[0]])) if len(hits) else None
+
+    paired = first(status == _STRUCTURAL)
+    unpaired = min(
+        (finding for finding in measured.findings if finding.kind in _UNPAIRED), key=lambda one: one.index, default=None
+    )
+    structural = [one for one in (paired, step.unpaired(unpaired) if unpaired else None) if one is not None]
+    counts = numpy.bincount(status, minlength=len(STATUSES))
+    bases = numpy.bincount(rows.basis, minlength=len(BASES))
+    return StepAnswer(
+        step=measured.step,
+        rank=measured.rank,
+        introduced=first(status == _INTRODUCED),
+        structural=min(structural, key=lambda one: one.divergence.index, default=None),
+        diverging=first(diverging & (status != _INTRODUCED)),
+        difference=first(_bit_differences(measured, opinion)),
+        statuses={name: int(count) for name, count in zip(STATUSES, counts, strict=True)},
+        bases={name: int(count) for name, count in zip(BASES, bases, strict=True)},
+        rows=len(rows.slot),
+        externals=[external_of(measured, row, call) for row, call in opinion.externals[:MAX_EXTERNALS]],
+    )
+
+
+def _bit_differences(measured: Measured, opinion: Opinion) -> Any:
+    """Calls with an output that differs in some bit although all inputs are identical."""
+    rows = measured.rows
+    differs = numpy.zeros(len(measured.calls.name), dtype=bool)
+    changed = (rows.side == 1) & (rows.basis != BASES.index("none")) & ~rows.figures["bit_identical"].astype(bool)
+    numpy.logical_or.at(differs, rows.call, changed)
+    return differs & (opinion.inputs == INPUTS.index("identical"))
+
+
+def choose(answers: Sequence[StepAnswer]) -> Candidate | None:
+    """The divergence of the steps of one rank, or of all ranks together.
+
+    An introduced error comes first, unless in an earlier step something diverges already; then a difference of structure;
+    then the first call that diverges at all.
+    """
+
+    def earliest(name: str) -> Candidate | None:
+        held = [one for answer in answers if (one := getattr(answer, name)) is not None]
+        return min(held, key=lambda one: one.place, default=None)
+
+    introduced, structural, diverging = (earliest(name) for name in ("introduced", "structural", "diverging"))
+    bound = diverging.divergence.step if diverging else None
+    for one in (introduced, structural):
+        if one is not None and (bound is None or one.divergence.step <= bound):
+            return one
+    return diverging
+
+
+def conclude_rank(answers: Sequence[StepAnswer]) -> Divergence | None:
+    """The first divergence of one rank by itself."""
+    chosen = choose(answers)
+    return chosen.divergence if chosen else None
+
+
+def first_across_ranks(answers: Sequence[StepAnswer]) -> Divergence | None:
+    """The first divergence of all ranks; errors that a collective has brought from elsewhere are inherited."""
+    chosen = choose([_without_spread(answer, answers) for answer in answers])
+    return chosen.divergence if chosen else None
+
+
+def earliest_difference(answers: Sequence[StepAnswer]) -> Divergence | None:
+    """The first call, over all ranks, whose outputs differ in any bit while its inputs are identical."""
+    held = [answer.difference for answer in answers if answer.difference is not None]
+    return min(held, key=lambda one: one.place).divergence if held else None
+
+
+def _without_spread(answer: StepAnswer, answers: Sequence[StepAnswer]) -> StepAnswer:
+    """The answer with a collective no longer blamed if another rank had gone wrong before it."""
+    blamed = answer.introduced
+    if blamed is None or not blamed.collective:
+        return answer
+    for other in answers:
+        for earlier in (other.introduced, other.diverging):
+            if (
+                other.rank != answer.rank
+                and earlier is not None
+                and earlier.place < blamed.place
+                and not earlier.collective
+            ):
+                inherited = msgspec.structs.replace(blamed.divergence, status="inherited")
+                spread = msgspec.structs.replace(blamed, divergence=inherited)
+                earliest = min((spread, answer.diverging or spread), key=lambda one: one.place)
+                return msgspec.structs.replace(answer, introduced=None, diverging=earliest)
+    return answer
+
+
+def serious(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings that make two runs different by themselves."""
+    return [finding for finding in findings if finding.kind in _SERIOUS]
+
+
+def worst_row(measured: Measured, opinion: Opinion, call: int) -> int | None:
+    """The row that tells most of a call: a diverging output, else a diverging input, else the greatest ratio."""
+    calls, rows = measured.calls, measured.rows
+    end = calls.first_row[call + 1] if call + 1 < len(calls.first_row) else len(rows.slot)
+    span = range(calls.first_row[call], end)
+
+    def weight(row: int) -> tuple[bool, bool, float]:
+        allowed, value = float(opinion.allowed[row]), float(opinion.measured[row])
+        ratio = value / allowed if allowed > 0 else float("inf") if value > 0 else 0.0
+        return bool(opinion.verdict[row] == DIVERGES), bool(rows.side[row] == 1), ratio
+
+    return max(span, key=weight, default=None)
+
+
+def make_row(measured: Measured, opinion: Opinion, row: int) -> Row:
+    """One row of the result table."""
+    calls, rows = measured.calls, measured.rows
+    call = int(rows.call[row])
+    figures = {name: column[row].item() for name, column in rows.figures.items()}
+    return Row(
+        step=measured.step,
+        rank=measured.rank,
+        index=calls.index[call],
+        call=calls.name[call],
+        candidate_call=calls.candidate[call],
+        repeat=calls.repeat[call],
+        level=calls.level[call],  # type: ignore[arg-type]
+        direction=calls.direction[call],  # type: ignore[arg-type]
+        module=calls.module[call],
+        slot=rows.slot[row],
+        side=SIDES[rows.side[row]],  # type: ignore[arg-type]
+        baseline_dtype=rows.dtype_names[0][row],
+        candidate_dtype=rows.dtype_names[1][row],
+        baseline_shape=str(list(rows.shapes[0][row])),
+        candidate_shape=str(list(rows.shapes[1][row])),
+        basis=BASES[rows.basis[row]],  # type: ignore[arg-type]
+        **(figures | {"bit_identical": bool(figures["bit_identical"])}),
+        verdict=VERDICTS[opinion.verdict[row]],  # type: ignore[arg-type]
+        judged_by=JUDGED[opinion.judged_by[row]],
+        measured=float(opinion.measured[row]),
+        allowed=float(opinion.allowed[row]),
+        status=STATUSES[opinion.status[call]],
+        note=rows.note[row],
+    )
+
+
+def place_in(measured: Measured, row: int) -> list[int]:
+    """Where the greatest error stands, or the first mismatch of NaN and infinity, as an index of each dimension."""
+    figures, shape = measured.rows.figures, measured.rows.shapes[0][row]
+    broken = figures["nonfinite_different"][row] > 0
+    flat = int(figures["nonfinite_index" if broken else "max_abs_index"][row])
+    if flat < 0:
+        return []
+    place = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        place.append(at)
+    return place[::-1]

@@ -1,0 +1,67 @@
+"""Tensors that differ before any recorded call has touched them, by the name the user knows: `layers.3.weight`."""
+
+from __future__ import annotations
+
+from tensorprobe.model.comparison import External
+from tensorprobe.model.measured import STATISTICS, Measured
+
+_WEIGHT_AND_BIAS = {"input.1": "weight", "input.2": "bias"}
+_AFTER_SHAPE = {"input.2": "weight", "input.3": "bias"}
+_ARGUMENTS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), _WEIGHT_AND_BIAS),
+    "embedding": {"input.1": "weight"},
+    **dict.fromkeys(("layer_norm", "group_norm", "rms_norm"), _AFTER_SHAPE),
+    "batch_norm": {"input.1": "running_mean", "input.2": "running_var", "input.3": "weight", "input.4": "bias"},
+}
+"""What the positional arguments of common ops are called in their modules."""
+
+_PURE = 1e-9
+"""With 1 - cosine below this a difference is a scale and nothing else."""
+
+
+def external_of(measured: Measured, row: int, call: int) -> External:
+    """What differs from the start, and how."""
+    calls, rows = measured.calls, measured.rows
+    slot = rows.slot[row]
+    argument = _argument(calls.op[call], slot)
+    is_parameter = bool(rows.grad[row]) or rows.side[row] == 2
+    module = calls.module[call]
+    if argument:
+        name = f"{module}.{argument}" if module else argument
+    else:
+        name = f"{slot} of {calls.name[call]}"
+    return External(
+        kind="parameter" if is_parameter else "data",
+        name=name,
+        step=measured.step,
+        rank=measured.rank,
+        call=calls.name[call],
+        slot=slot,
+        detail=_detail(measured, row),
+    )
+
+
+def _argument(op: str, slot: str) -> str:
+    if slot.startswith("parameters."):
+        return slot.removeprefix("parameters.")
+    if slot.startswith("input.kwargs."):
+        return slot.removeprefix("input.kwargs.")
+    return _ARGUMENTS.get(op.rpartition(".")[2], {}).get(slot, "")
+
+
+def _detail(measured: Measured, row: int) -> str:
+    figures = {name: column[row] for name, column in measured.rows.figures.items()}
+    if measured.rows.basis[row] == STATISTICS:
+        return f"norm {figures['baseline_norm']:.6g} in baseline, {figures['candidate_norm']:.6g} in candidate"
+    if figures["nonfinite_different"] > 0:
+        return f"NaN or infinity differs in {figures['nonfinite_different']:,} places"
+    if figures["one_minus_cosine"] < _PURE and figures["slope"] != 1:
+        return f"scaled by {figures['slope']:.6g}"
+    if (
+        figures["bias"]
+        and abs(figures["mean_abs"] - abs(figures["bias"])) <= 1e-5 * figures["mean_abs"]
+        and (figures["max_abs"] <= 1.001 * abs(figures["bias"]))
+    ):
+        return f"shifted by {figures['bias']:.6g}"
+    share = figures["different"] / max(int(figures["count"]), 1)
+    return f"max |Δ| {figures['max_abs']:.3g}, relative {figures['relative_l2']:.3g}, {share:.0%} of the elements"

@@ -1,0 +1,300 @@
+"""How much two right computations may differ: from dtype, length of the sums, size of the summands, error of the inputs.
+
+For each output row two allowances are made, each as an RMS error and as a greatest error: `noise`, which rounding alone
+explains, and `explained`, which adds what the errors of the inputs may have become. Both are relative to the *natural size* of
+a result, the size it would have if its summands did not cancel, so that a result that is zero in exact arithmetic is not
+blamed. Everything is vectorised over the rows of one step of one rank.
+
+With u the unit roundoff of the result, v that of the accumulator, K the length of the sums:
+    noise     = c u |result| + C v sqrt(K) size
+    explained = noise + gain (error of the inputs) size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from tensorprobe.judge.families import Family, family_of
+from tensorprobe.model.dtypes import BY_CODE
+from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, Measured
+
+Array = numpy.ndarray[Any, Any]
+
+_SIGNIFICANT_BITS = {
+    "float64": 53,
+    "complex128": 53,
+    "float32": 24,
+    "complex64": 24,
+    "float16": 11,
+    "complex32": 11,
+    "bfloat16": 8,
+    "float8_e4m3fn": 4,
+    "float8_e4m3fnuz": 4,
+    "float8_e5m2": 3,
+    "float8_e5m2fnuz": 3,
+    "float8_e8m0fnu": 1,
+}
+_ROUNDOFF = numpy.array([2.0 ** -_SIGNIFICANT_BITS.get(dtype.name, 2000) for dtype in BY_CODE] + [0.0])
+"""By dtype code; integers and bool, which are exact, have 0. The last entry is for an unknown dtype."""
+_ACCUMULATOR = 2.0**-24
+"""Sums of narrow floats are expected in float32."""
+
+RESULT_ROUNDINGS = 1.0
+COMPOSITE_ROUNDINGS = 4.0
+WIDE_FACTOR = 4.0
+"""Of float32 and wider, whose elementary functions differ by some units between libraries; narrow types are computed in
+float32 and rounded once."""
+SUM_FACTOR = 4.0
+GAIN = 16.0
+PEAK = 8.0
+"""The greatest error may be so many times the RMS allowance: values vary in size within a tensor."""
+_TINY = 1e-300
+
+
+@dataclass
+class Errors:
+    """What was measured of each row, as absolute errors and sizes."""
+
+    exact: Array
+    """Rows of integers and bool."""
+    measured: Array
+    equal: Array
+    rms_error: Array
+    peak_error: Array
+    rms: Array
+    peak: Array
+    roundoff: Array
+    count: Array
+    relative: Array
+    """RMS error over RMS of the baseline."""
+
+
+@dataclass
+class Allowance:
+    """For each row, what is allowed; meaningful for outputs."""
+
+    noise: tuple[Array, Array]
+    """RMS and greatest error that rounding explains."""
+    explained: tuple[Array, Array]
+    """With what the errors of the inputs smoothly become."""
+    amplified: tuple[Array, Array]
+    """With what jumps and divisions by small numbers may make of them."""
+    size: Array
+    input_error: Array
+    """For each call: greatest relative error among its inputs."""
+    operands_equal: Array
+    """For each call."""
+
+
+def errors_of(measured: Measured) -> Errors:
+    """The errors and sizes of all rows."""
+    rows, figures = measured.rows, measured.rows.figures
+    counts = numpy.maximum(figures["count"], 0).astype(float)
+    sizes = numpy.array([_elements(shape) for shape in rows.shapes[0]], dtype=float)
+    finite = numpy.where(counts > 0, counts, numpy.maximum(sizes, 1))
+    roundoff = numpy.maximum(_ROUNDOFF[rows.dtypes[0]], _ROUNDOFF[rows.dtypes[1]])
+    with numpy.errstate(all="ignore"):
+        rms = _clean(figures["baseline_norm"]) / numpy.sqrt(finite)
+        other = _clean(figures["candidate_norm"]) / numpy.sqrt(finite)
+        peak = numpy.maximum(_finite_size(figures["baseline_max"]), _finite_size(figures["baseline_min"]))
+        relative = figures["relative_l2"]
+        rms_error = numpy.where(numpy.isinf(relative), other, _clean(relative) * rms)
+        peak_error = _clean(figures["max_abs"])
+        weak = rows.basis == STATISTICS
+        if weak.any():
+            ends = [_difference(figures[f"candidate_{end}"], figures[f"baseline_{end}"]) for end in ("max", "min")]
+            peak_error[weak] = numpy.maximum(*ends)[weak]
+            rms_error[weak] = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))[weak]
+        relative = numpy.where(rms_error > 0, rms_error / numpy.maximum(rms, _TINY), 0.0)
+    equal = (rows.basis == DIGEST) | (
+        (rows.basis != NONE) & (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0)
+    )
+    return Errors(
+        exact=roundoff == 0,
+        measured=rows.basis != NONE,
+        equal=equal,
+        rms_error=rms_error,
+        peak_error=peak_error,
+        rms=rms,
+        peak=numpy.maximum(peak, rms),
+        roundoff=roundoff,
+        count=finite,
+        relative=numpy.minimum(relative, 1e6),
+    )
+
+
+def allow(measured: Measured, errors: Errors) -> Allowance:
+    """What each row may differ by if it is an output of its call."""
+    calls, rows = measured.calls, measured.rows
+    number = len(calls.name)
+    families = numpy.array([family_of(op) for op in calls.op], dtype=numpy.int64)
+    backward = numpy.array([direction == "backward" for direction in calls.direction], dtype=bool)
+    forward = numpy.array(calls.forward, dtype=numpy.int64)
+    operands = _Operands(measured, errors, number)
+    linked = forward >= 0
+    operands.join_forward(forward, linked)
+
+    call = rows.call
+    family, is_backward, has_forward = families[call], backward[call], linked[call]
+
+    def has(trait: Family) -> Array:
+        return numpy.asarray((family & trait) != 0)
+
+    product = has(Family.PRODUCT)
+    length = _sum_lengths(measured, errors, operands, product, has(Family.REDUCES), is_backward)
+    first, second = operands.top(call, is_backward & has_forward)
+    size = numpy.where(product | is_backward, first[0] * second[0], 0.0)
+    size = numpy.where(product, size, numpy.where(has(Family.CANCELS | Family.REDUCES) | is_backward, first[0], 0.0))
+    peak = numpy.where(product, numpy.sqrt(length) * PEAK * size + first[1] * second[1], numpy.sqrt(length) * first[1])
+    jacobian = numpy.where(is_backward & has_forward, operands.steepness[numpy.maximum(forward[call], 0)], 1.0)
+    size = numpy.maximum(numpy.sqrt(length) * size * numpy.where(product, 1.0, jacobian), errors.rms)
+    peak = numpy.maximum(numpy.maximum(peak * numpy.where(product, 1.0, jacobian), errors.peak), size)
+
+    exact = has(Family.EXACT) & ~is_backward
+    roundings = numpy.where(exact, 0.0, numpy.where(has(Family.COMPOSITE), COMPOSITE_ROUNDINGS, RESULT_ROUNDINGS))
+    roundings = roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0)
+    accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
+    spread = numpy.where(has(Family.REDUCES | Family.EXPONENTIAL), 1 + operands.spread[call], 1.0)
+    sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * spread
+    noise = (
+        roundings * errors.roundoff * errors.rms + sums * size,
+        2 * roundings * errors.roundoff * errors.peak + sums * peak,
+    )
+    carried = operands.relative[call]
+    gain = GAIN * numpy.where(has(Family.EXPONENTIAL | Family.DIVIDES), 1 + operands.spread[call], 1.0)
+    explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[call] * peak)
+    jumps = numpy.where(has(Family.JUMPS) & (carried > 0), 2 * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
+    divides = numpy.where(
+        has(Family.DIVIDES) | is_backward & has(Family.DIVIDES), GAIN * operands.element_relative[call], 0.0
+    )
+    ill = numpy.maximum(jumps, divides)
+    amplified = (
+        explained[0] + ill * size,
+        numpy.where(jumps > 0, numpy.inf, explained[1] + divides * peak),
+    )
+    return Allowance(noise, explained, amplified, size, operands.relative, operands.equal)
+
+
+class _Operands:
+    """Sizes and errors of the inputs of each call, for a backward call with those of its forward call."""
+
+    def __init__(self, measured: Measured, errors: Errors, calls: int) -> None:
+        rows = measured.rows
+        self._calls = calls
+        inputs = (rows.side != 1) & errors.measured
+        floats = inputs & ~errors.exact
+        everything = errors.measured & ~errors.exact
+        self.relative = self._greatest(rows.call, errors.relative, floats)
+        peak_relative = errors.peak_error / numpy.maximum(errors.peak, _TINY)
+        self.peak_relative = numpy.maximum(
+            self._greatest(rows.call, numpy.minimum(peak_relative, 1e6), floats), self.relative
+        )
+        element = numpy.minimum(_clean(rows.figures["max_rel"]), 1e3)
+        self.element_relative = self._greatest(rows.call, numpy.where(errors.equal, 0.0, element), floats)
+        self.changed_integers = self._greatest(rows.call, (~errors.equal).astype(float), inputs & errors.exact)
+        self.equal = self._greatest(rows.call, (~errors.equal).astype(float), inputs) == 0
+        self._all_relative = self._greatest(rows.call, errors.relative, everything)
+        self._all_equal = self._greatest(rows.call, (~errors.equal).astype(float), errors.measured) == 0
+        self._rms, self._peaks = (self._top_two(rows.call, values, floats) for values in (errors.rms, errors.peak))
+        self._counts = self._top_two(rows.call, errors.count, floats)
+        centred = numpy.sqrt(numpy.maximum(errors.rms**2 - _clean(rows.figures["baseline_mean"]) ** 2, 0))
+        with numpy.errstate(all="ignore"):
+            ratio = numpy.minimum(errors.peak / numpy.maximum(centred, _TINY), 1e4)
+        self.spread = numpy.maximum(self._greatest(rows.call, numpy.where(errors.rms > 0, ratio, 0.0), floats), 0.0)
+        self.spread = numpy.maximum(self.spread, numpy.minimum(self._peaks[0], 1e4))
+        width = _finite_size(rows.figures["baseline_max"] - rows.figures["baseline_min"])
+        wide_out = self._greatest(rows.call, width, (rows.side == 1) & everything)
+        wide_in = self._greatest(rows.call, width, floats & (rows.side == 0))
+        self.steepness = numpy.clip(wide_out / numpy.maximum(wide_in, _TINY), 1.0, 1e4)
+
+    def join_forward(self, forward: Array, linked: Array) -> None:
+        """A backward call works with what its forward call was given and what it made."""
+        at = forward[linked]
+        for values, source in (
+            (self.relative, self._all_relative),
+            (self.peak_relative, self._all_relative),
+            (self.element_relative, self.element_relative),
+            (self.spread, self.spread),
+        ):
+            values[linked] = numpy.maximum(values[linked], source[at])
+        self.equal[linked] &= self._all_equal[at]
+        self.forward_counts = tuple(
+            numpy.where(linked, counts[numpy.maximum(forward, 0)], 1.0) for counts in self._counts
+        )
+        self._forward_sizes = tuple(
+            numpy.where(linked, top[0][numpy.maximum(forward, 0)], 1.0) for top in (self._rms, self._peaks)
+        )
+
+    def top(self, call: Array, backward: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """(RMS, greatest value) of the largest operand and of the second one."""
+        first = (self._rms[0][call], self._peaks[0][call])
+        second = tuple(
+            numpy.where(backward, forward[call], top[1][call])
+            for forward, top in zip(self._forward_sizes, (self._rms, self._peaks), strict=True)
+        )
+        return first, second  # type: ignore[return-value]
+
+    @property
+    def counts(self) -> tuple[Array, Array]:
+        """Elements of the two largest operands of each call."""
+        return self._counts
+
+    def _greatest(self, call: Array, values: Array, mask: Array) -> Array:
+        out = numpy.zeros(self._calls)
+        numpy.maximum.at(out, call[mask], values[mask])
+        return out
+
+    def _top_two(self, call: Array, values: Array, mask: Array) -> tuple[Array, Array]:
+        """For each call the greatest and the second greatest; 1 where there is none."""
+        first, second = numpy.ones(self._calls), numpy.ones(self._calls)
+        at, held = call[mask], values[mask]
+        order = numpy.lexsort((held, at))
+        at, held = at[order], held[order]
+        if len(at):
+            last = numpy.append(at[1:] != at[:-1], True)
+            first[at[last]] = held[last]
+            before = numpy.flatnonzero(last) - 1
+            paired = (before >= 0) & (at[before] == at[last])
+            second[at[last][paired]] = held[before[paired]]
+        return first, second
+
+
+def _sum_lengths(
+    measured: Measured, errors: Errors, operands: _Operands, product: Array, reduces: Array, backward: Array
+) -> Array:
+    """How many terms are added up for one element of each row, from counts of elements alone."""
+    rows = measured.rows
+    count = numpy.maximum(errors.count, 1)
+    large, small = (values[rows.call] for values in operands.counts)
+    shrinks = numpy.maximum(large / count, 1.0)
+    of_product = numpy.sqrt(numpy.maximum(large * small / count, 1.0))
+    far, near = (values[rows.call] for values in operands.forward_counts)
+    # The gradient of one operand is the gradient of the result times the other operand.
+    other = numpy.where(count == far, near, far)
+    of_gradient = numpy.sqrt(numpy.maximum(large * other / count, 1.0))
+    of_product = numpy.where(backward, numpy.maximum(of_gradient, shrinks), of_product)
+    along = numpy.array([max(shape, default=1) for shape in rows.shapes[0]], dtype=float)
+    length = numpy.where(product, numpy.maximum(of_product, shrinks), shrinks)
+    return numpy.maximum(numpy.where(reduces, numpy.maximum(length, along), length), 1.0)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _clean(values: Array) -> Array:
+    return numpy.where(numpy.isfinite(values), values, 0.0)
+
+
+def _finite_size(values: Array) -> Array:
+    return numpy.where(numpy.isfinite(values), abs(values), 0.0)
+
+
+def _difference(one: Array, other: Array) -> Array:
+    return numpy.where(one == other, 0.0, _finite_size(one - other))

@@ -1,0 +1,117 @@
+"""Policies: what is allowed, as data. A table of rules; for each row the first rule that fits decides.
+
+A rule either lists conditions (`diverges`: any of the groups in which every figure is beyond its limit), or gives the
+share of the noise that arithmetic explains (`noise`), or says that the row is of no interest (`ignore`).
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.model.measured import JUDGED
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For which rows, and what then. Names may hold `*` and `?`; what is left out fits everything."""
+
+    call: str = "*"
+    op: str = "*"
+    slot: str = "*"
+    dtype: str = "*"
+    module: str = "*"
+    noise: float | None = None
+    """The row diverges when an error is more than `noise` times what rounding and the inputs explain."""
+    diverges: list[dict[str, float]] = []
+    ignore: bool = False
+
+    def fits(self, call: str, op: str, slot: str, dtype: str, module: str) -> bool:
+        """Whether the rule is for such a row."""
+        return (
+            fnmatchcase(call, self.call)
+            and fnmatchcase(op, self.op)
+            and fnmatchcase(slot, self.slot)
+            and fnmatchcase(dtype, self.dtype)
+            and fnmatchcase(module, self.module)
+        )
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named list of rules."""
+
+    name: str
+    rules: list[Rule]
+
+
+_NONFINITE = {"nonfinite_different": 0.0}
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy(name="noise-aware", rules=[Rule(noise=1.0)]),
+        Policy(name="bitwise", rules=[Rule(diverges=[{"bit_identical": 0.0}, _NONFINITE])]),
+        Policy(name="seed-2023", rules=[Rule(diverges=[{"one_minus_cosine": 0.01, "max_abs": 0.001}, _NONFINITE])]),
+        Policy(
+            name="seed-2024",
+            rules=[
+                Rule(
+                    diverges=[
+                        {"one_minus_cosine": 0.01, "max_abs": 0.001},
+                        {"one_minus_cosine": 0.1},
+                        {"max_abs": 1.0},
+                        _NONFINITE,
+                    ]
+                )
+            ],
+        ),
+    )
+}
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """A user's policy: rules of its own, then those of `base`."""
+
+    name: str | None = None
+    base: str = "noise-aware"
+    rule: list[Rule] = []
+
+
+def load_policy(text: str) -> Policy:
+    """A policy by its name, or from a TOML file; SettingsError says what is wrong with it and where."""
+    if text in POLICIES:
+        return POLICIES[text]
+    path = Path(text)
+    if path.suffix != ".toml":
+        raise SettingsError(
+            f"no policy is called {text!r}.{did_you_mean(text, POLICIES)}\n"
+            f"  There are {', '.join(POLICIES)}, or the path of a .toml file with rules."
+        )
+    if not path.is_file():
+        raise SettingsError(f"no policy file '{path}'.")
+    try:
+        file = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError, ImportError) as wrong:
+        raise SettingsError(f"the policy in '{path}' cannot be used: {wrong}") from None
+    if file.base not in POLICIES:
+        raise SettingsError(f"base {file.base!r} in '{path}' is no policy.{did_you_mean(file.base, POLICIES)}")
+    for number, rule in enumerate(file.rule, start=1):
+        _check(rule, f"rule {number} in '{path}'")
+    return Policy(name=file.name or path.stem, rules=[*file.rule, *POLICIES[file.base].rules])
+
+
+def _check(rule: Rule, where: str) -> None:
+    kinds = (rule.noise is not None) + bool(rule.diverges) + rule.ignore
+    if kinds != 1:
+        raise SettingsError(f"{where} needs exactly one of noise, diverges, ignore; it has {kinds}.")
+    if rule.noise is not None and not rule.noise > 0:
+        raise SettingsError(f"{where}: noise is {rule.noise}; it must be greater than 0.")
+    known = JUDGED[1:]
+    for group in rule.diverges:
+        for figure in group:
+            if figure not in known:
+                raise SettingsError(f"{where}: {figure!r} is no figure.{did_you_mean(figure, known)}")
+        if not group:
+            raise SettingsError(f"{where}: a condition without a figure would fit every row.")

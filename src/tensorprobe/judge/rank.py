@@ -1,0 +1,274 @@
+"""One rank, step after step: verdicts for rows, a status for every call.
+
+A call's inputs are judged by where they come from: a tensor that an earlier call made has the verdict it got there, known
+again by its content. A tensor that no recorded call has made is judged by itself. So an error is blamed on the call in which
+it first goes beyond what arithmetic explains, and what follows from it is inherited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from tensorprobe.judge.limits import Limits, judge_by_limits
+from tensorprobe.judge.noise import Allowance, Errors, allow, errors_of
+from tensorprobe.judge.policy import Policy
+from tensorprobe.model.comparison import STATUSES
+from tensorprobe.model.measured import (
+    AGREES,
+    DIVERGES,
+    HARD,
+    INPUTS,
+    JUDGED,
+    NONE,
+    UNMEASURED,
+    VALUES,
+    Measured,
+    Opinion,
+)
+
+Array = numpy.ndarray[Any, Any]
+
+_AGREE, _INTRODUCED, _INHERITED, _AMPLIFIED, _STRUCTURAL, _UNMEASURED = range(len(STATUSES))
+_IDENTICAL, _INPUTS_AGREE, _INPUTS_DIVERGE, _INPUTS_UNKNOWN = range(len(INPUTS))
+_L2, _PEAK, _SLOPE, _BIAS, _DIFFERENT, _NONFINITE = (
+    JUDGED.index(name) for name in ("relative_l2", "max_abs", "slope", "bias", "different", "nonfinite_different")
+)
+
+SYSTEMATIC_SHARE = 0.25
+"""A scale or bias that all elements share counts from this part of the RMS allowance on: rounding has no common sign."""
+SYSTEMATIC_Z = 12.0
+ORIGIN_ROUNDOFFS = 2.0
+DRIFT_FACTOR = 8.0
+LATER_STEP_ERROR = 0.05
+"""What parameters may differ by, relative, at the start of a later step when the calls that made them were not recorded."""
+
+
+@dataclass
+class _Judged:
+    """Rows with their ratio to each allowance, before it is known what their inputs are worth."""
+
+    level: Array
+    """0 within noise, 1 explained by the inputs, 2 by amplification, 3 unexplained."""
+    judged_by: Array
+    measured: Array
+    allowed: Array
+
+
+class RankJudge:
+    """Judges the steps of one rank, which must come in order."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._known: dict[Any, int] = {}
+        self._drift = 0.0
+        self._steps = 0
+
+    def judge(self, measured: Measured) -> Opinion:
+        """Verdicts and statuses of one step."""
+        errors = errors_of(measured)
+        with numpy.errstate(all="ignore"):
+            allowance = allow(measured, errors)
+            limits = judge_by_limits(measured, self._policy)
+            judged = _against_allowance(measured, errors, allowance, limits.noise)
+        opinion = _blank_opinion(measured, judged, limits, allowance)
+        self._walk(measured, errors, allowance, limits, judged, opinion)
+        self._steps += 1
+        return opinion
+
+    def _walk(
+        self,
+        measured: Measured,
+        errors: Errors,
+        allowance: Allowance,
+        limits: Limits,
+        judged: _Judged,
+        opinion: Opinion,
+    ) -> None:
+        calls, rows = measured.calls, measured.rows
+        bounds = [*calls.first_row, len(rows.slot)]
+        trivial = errors.equal & (limits.verdict <= AGREES)
+        dull = numpy.ones(len(calls.name), dtype=bool)
+        numpy.logical_and.at(dull, rows.call, trivial)
+        opinion.verdict[trivial] = AGREES
+        state = _State(measured, errors, allowance, limits, judged, opinion, [False] * len(calls.name))
+        for call in numpy.flatnonzero(~dull | (numpy.array(calls.structural, dtype=numpy.int64) == HARD)):
+            self._judge_call(int(call), range(bounds[call], bounds[call + 1]), state)
+
+    def _judge_call(self, call: int, rows: range, state: _State) -> None:
+        opinion, sides = state.opinion, state.sides
+        inputs = self._judge_inputs(call, [row for row in rows if sides[row] != 1], state)
+        outputs = [row for row in rows if sides[row] == 1]
+        diverging = inputs == _INPUTS_DIVERGE
+        beyond = amplified = seen = False
+        for row in outputs:
+            if not state.measured_rows[row]:
+                opinion.verdict[row] = UNMEASURED
+                continue
+            level, explicit = state.levels[row], state.explicit[row]
+            seen |= explicit != UNMEASURED
+            if explicit >= 0:
+                verdict = explicit
+                amplified |= diverging and verdict == DIVERGES and level == 3
+            else:
+                verdict = DIVERGES if level == 3 or (level and diverging) else AGREES
+                amplified |= level >= 2
+            opinion.verdict[row] = verdict
+            beyond |= verdict == DIVERGES
+            self._remember(row, verdict, state)
+        state.diverging[call] = beyond or diverging
+        opinion.inputs[call] = inputs
+        opinion.status[call] = self._status(call, state, beyond, diverging, amplified, seen or not outputs)
+
+    def _status(self, call: int, state: _State, beyond: bool, diverging: bool, amplified: bool, seen: bool) -> int:
+        if beyond and not diverging:
+            return _INTRODUCED
+        if state.structural[call] == HARD:
+            return _STRUCTURAL
+        if beyond:
+            return _AMPLIFIED if amplified else _INHERITED
+        if not seen:
+            return _UNMEASURED
+        return _AMPLIFIED if amplified and not diverging else _AGREE
+
+    def _judge_inputs(self, call: int, rows: list[int], state: _State) -> int:
+        """The verdict of each input, and what they are worth together; a backward call has those of its forward too."""
+        opinion = state.opinion
+        forward = state.measured.calls.forward[call]
+        diverging = forward >= 0 and state.diverging[forward]
+        seen = False
+        for row in rows:
+            if not state.measured_rows[row]:
+                opinion.verdict[row] = UNMEASURED
+                continue
+            seen |= state.explicit[row] != UNMEASURED
+            if state.equal[row] and state.explicit[row] <= 0:
+                continue
+            verdict = state.explicit[row]
+            if verdict < 0:
+                known = self._known.get(state.measured.keys[state.keys[row]])
+                verdict = known if known is not None else self._judge_origin(row, call, state)
+            opinion.verdict[row] = verdict
+            diverging |= verdict == DIVERGES
+        if diverging:
+            return _INPUTS_DIVERGE
+        if rows and not seen:
+            return _INPUTS_UNKNOWN
+        return _IDENTICAL if state.operands_equal[call] else _INPUTS_AGREE
+
+    def _judge_origin(self, row: int, call: int, state: _State) -> int:
+        """A tensor that no recorded call has made: a parameter, data, or a sum made inside the autograd engine."""
+        errors, opinion = state.errors, state.opinion
+        forward = state.measured.calls.direction[call] == "forward"
+        allowed = max(ORIGIN_ROUNDOFFS * float(errors.roundoff[row]), DRIFT_FACTOR * self._drift)
+        if self._steps and forward:
+            allowed = max(allowed, LATER_STEP_ERROR)
+        error = float(errors.relative[row])
+        broken = state.measured.rows.figures["nonfinite_different"][row] > 0
+        verdict = DIVERGES if error > allowed or broken or (errors.exact[row] and not self._drift) else AGREES
+        opinion.judged_by[row] = _NONFINITE if broken else _L2
+        opinion.measured[row], opinion.allowed[row] = error, allowed
+        if verdict == DIVERGES and forward and not self._steps:
+            opinion.externals.append((row, call))
+        self._known.setdefault(state.measured.keys[state.keys[row]], verdict)
+        return verdict
+
+    def _remember(self, row: int, verdict: int, state: _State) -> None:
+        if state.equal[row]:
+            return
+        self._known[state.measured.keys[state.keys[row]]] = verdict
+        if verdict == AGREES:
+            self._drift = max(self._drift, state.drift[row])
+
+
+class _State:
+    """The columns of one step as lists, which are read row by row."""
+
+    def __init__(
+        self,
+        measured: Measured,
+        errors: Errors,
+        allowance: Allowance,
+        limits: Limits,
+        judged: _Judged,
+        opinion: Opinion,
+        diverging: list[bool],
+    ) -> None:
+        self.measured, self.errors, self.opinion, self.diverging = measured, errors, opinion, diverging
+        self.sides: list[int] = measured.rows.side.tolist()
+        self.keys: list[int] = measured.rows.key.tolist()
+        self.measured_rows: list[bool] = errors.measured.tolist()
+        self.equal: list[bool] = errors.equal.tolist()
+        self.levels: list[int] = judged.level.tolist()
+        self.explicit: list[int] = limits.verdict.tolist()
+        self.structural = measured.calls.structural
+        self.operands_equal: list[bool] = allowance.operands_equal.tolist()
+        size = numpy.maximum(allowance.size, 1e-300)
+        self.drift: list[float] = numpy.minimum(errors.rms_error / size, 1.0).tolist()
+
+
+def _against_allowance(measured: Measured, errors: Errors, allowance: Allowance, factor: Array) -> _Judged:
+    """For each row the figure that is worst against its limit, and how far it has to be explained."""
+    rows, figures = measured.rows, measured.rows.figures
+    valued = (rows.basis == VALUES) & (errors.count >= 8)
+    slope, bias = abs(figures["slope"] - 1), abs(figures["bias"])
+    systematic = [valued & (abs(figures[name]) > SYSTEMATIC_Z) for name in ("slope_z", "bias_z")]
+    candidates = []
+    for rms_allowed, peak_allowed in (allowance.noise, allowance.explained, allowance.amplified):
+        rms_limit, peak_limit = factor * rms_allowed, factor * peak_allowed
+        shared = SYSTEMATIC_SHARE * rms_limit
+        relative_limit = shared / numpy.maximum(errors.rms, 1e-300)
+        candidates.append(
+            numpy.stack(
+                [
+                    _ratio(errors.rms_error, rms_limit),
+                    _ratio(errors.peak_error, peak_limit),
+                    numpy.where(systematic[0], _ratio(slope, relative_limit), 0.0),
+                    numpy.where(systematic[1], _ratio(bias, shared), 0.0),
+                ]
+            )
+        )
+    worst = [ratios.max(axis=0) for ratios in candidates]
+    level = (worst[0] > 1).astype(numpy.int8) + (worst[1] > 1) + (worst[2] > 1)
+    changed = errors.exact & ~errors.equal
+    level = numpy.where(changed, numpy.where(allowance.operands_equal[rows.call], 3, 2), level)
+    broken = figures["nonfinite_different"] > 0
+    level = numpy.where(broken, 3, numpy.where(errors.equal, 0, level)).astype(numpy.int8)
+
+    # Said against what was allowed in the end: noise where the inputs are identical, else what they explain.
+    judged = numpy.array([_L2, _PEAK, _SLOPE, _BIAS])[candidates[1].argmax(axis=0)]
+    rms_limit, peak_limit = (factor * limit for limit in allowance.explained)
+    relative_limit = rms_limit / numpy.maximum(errors.rms, 1e-300)
+    choices = [judged == _L2, judged == _PEAK, judged == _SLOPE, judged == _BIAS]
+    value = numpy.select(choices, [errors.relative, errors.peak_error, slope, bias])
+    limit = numpy.select(
+        choices, [relative_limit, peak_limit, SYSTEMATIC_SHARE * relative_limit, SYSTEMATIC_SHARE * rms_limit]
+    )
+    for special, code, column in ((changed, _DIFFERENT, "different"), (broken, _NONFINITE, "nonfinite_different")):
+        judged = numpy.where(special, code, judged)
+        value = numpy.where(special, figures[column], value)
+        limit = numpy.where(special, 0.0, limit)
+    return _Judged(level, judged, value, limit)
+
+
+def _ratio(error: Array, limit: Array) -> Array:
+    return numpy.where(error > 0, error / numpy.maximum(limit, 1e-300), 0.0)
+
+
+def _blank_opinion(measured: Measured, judged: _Judged, limits: Limits, allowance: Allowance) -> Opinion:
+    """All agrees, with the figures that will be said of each row."""
+    by_limits = limits.verdict >= 0
+    verdict = numpy.where(measured.rows.basis == NONE, UNMEASURED, numpy.maximum(limits.verdict, AGREES))
+    number = len(measured.calls.name)
+    return Opinion(
+        verdict=verdict.astype(numpy.int8),
+        judged_by=numpy.where(by_limits, limits.judged_by, judged.judged_by).astype(numpy.int8),
+        measured=numpy.where(by_limits, limits.measured, judged.measured),
+        allowed=numpy.where(by_limits, limits.allowed, judged.allowed),
+        status=numpy.full(number, _AGREE, dtype=numpy.int8),
+        inputs=numpy.full(number, _IDENTICAL, dtype=numpy.int8),
+        input_error=allowance.input_error,
+        externals=[],
+    )

@@ -1,0 +1,108 @@
+"""The pairs of slots of one rank in one step, measured and not yet judged: columns, because there may be millions.
+
+`compare` fills them, `judge` reads them and fills `Opinion`. Arrays are numpy arrays; this module needs none to exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tensorprobe.model.comparison import Buckets, Finding
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+else:
+    Array = Any
+
+SIDES = ("input", "output", "parameters")
+BASES = ("values", "digest", "statistics", "none")
+VALUES, DIGEST, STATISTICS, NONE = range(4)
+"""Codes in the column `basis`, in the order of `BASES`."""
+UNKNOWN_DTYPE = -1
+SOFT, HARD = 1, 2
+
+
+INPUTS = ("identical", "agree", "diverge", "unknown")
+AGREES, DIVERGES, UNMEASURED = range(3)
+VERDICTS = ("agrees", "diverges", "unmeasured")
+JUDGED = (
+    "", "relative_l2", "max_abs", "slope", "bias", "different", "nonfinite_different", "bit_identical", "one_minus_cosine",
+    "max_rel", "mean_abs", "norm_ratio", "ulp_max", "ulp_mean", "ulp_over_1", "ulp_over_4",
+)  # fmt: skip
+"""The figures that a policy may judge by. `slope` and `norm_ratio` by their distance from 1, `bias` by its size,
+`bit_identical` as 1 when bits differ."""
+
+
+@dataclass
+class Calls:
+    """The paired calls, in execution order of the baseline. One entry each."""
+
+    name: list[str] = field(default_factory=list)
+    candidate: list[str] = field(default_factory=list)
+    op: list[str] = field(default_factory=list)
+    index: list[int] = field(default_factory=list)
+    repeat: list[int] = field(default_factory=list)
+    level: list[str] = field(default_factory=list)
+    direction: list[str] = field(default_factory=list)
+    module: list[str] = field(default_factory=list)
+    stack: list[int | None] = field(default_factory=list)
+    forward: list[int] = field(default_factory=list)
+    """For a backward call the position of its forward call, else -1."""
+    structural: list[int] = field(default_factory=list)
+    """0: alike. SOFT: another dtype or argument, values can be compared. HARD: another shape, a lacking slot, an exception."""
+    first_row: list[int] = field(default_factory=list)
+    """Where its rows start; they end where those of the next call start."""
+
+
+@dataclass
+class Rows:
+    """The pairs of slots, call by call. `figures` has a column for each figure of `model.comparison.Row`."""
+
+    call: Array
+    slot: list[str]
+    side: Array
+    dtypes: tuple[Array, Array]
+    """Codes of `model.dtypes`, or UNKNOWN_DTYPE, of baseline and candidate."""
+    dtype_names: tuple[list[str], list[str]]
+    shapes: tuple[list[tuple[int, ...]], list[tuple[int, ...]]]
+    basis: Array
+    key: Array
+    """Rows with the same key hold the same pair of tensors."""
+    grad: Array
+    note: list[str]
+    figures: dict[str, Array]
+
+
+@dataclass
+class Measured:
+    """One rank in one step. `keys` names the pairs of tensors across steps: key number → what identifies the pair."""
+
+    step: int
+    rank: int
+    calls: Calls
+    rows: Rows
+    keys: list[Any]
+    buckets: Buckets
+    findings: list[Finding]
+
+
+@dataclass
+class Opinion:
+    """What a policy says of the rows of a `Measured`, and of its calls."""
+
+    verdict: Array
+    """Codes: 0 agrees, 1 diverges, 2 unmeasured."""
+    judged_by: Array
+    """For each row the figure that came nearest to its limit, or went furthest beyond: position in `JUDGED`."""
+    measured: Array
+    allowed: Array
+    status: Array
+    """For each call: position in `model.comparison.STATUSES`."""
+    inputs: Array
+    """For each call: position in `INPUTS`."""
+    input_error: Array
+    externals: list[tuple[int, int]]
+    """(row, call) of tensors that differ although no recorded call has made them."""

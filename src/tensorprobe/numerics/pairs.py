@@ -1,0 +1,178 @@
+"""Two tensors measured against each other, baseline first, from the raw bytes in memory.
+
+Addresses, a number of elements and two dtypes come in; figures come out, many pairs in one call. What the kernel measures
+(`RAW`) are sums and counts that can be joined for a tensor that came in pieces; `derive` makes of them the figures of a
+`tensorprobe.model.comparison.Row`. d is candidate minus baseline in float64; every figure but the counts of NaN and infinity
+is of the values that are finite on both sides, and complex numbers count as their parts. A pair of dtypes that differ is
+compared in the wider one; 64-bit integers are subtracted as integers. The rules of distances in ULP stand in `_distance.h`.
+
+No opinion here, no torch, and no warning from numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorprobe.numerics.native import implementation
+from tensorprobe.numerics.twin_blocks import HUGE_SCALE, TINY_SCALE
+
+Figures = NDArray[Any]
+"""A structured array of `RAW`."""
+Numbers = NDArray[np.float64]
+
+_SQUARES = ("squares_a", "squares_b", "squares_d", "d_times_sum")
+"""Sums of products of two values: they go with the square of the scale."""
+_LINEAR = ("abs_d", "sum_d")
+_GREATEST = ("max_abs", "max_rel", "ulp_max")
+_WITHIN = ("within_1e4", "within_1e3", "within_5e3", "within_1e2")
+_OVER = ("ulp_over_1", "ulp_over_4")
+_INDICES = ("max_abs_index", "nonfinite_index")
+_NONFINITE = ("nan_a", "nan_b", "inf_a", "inf_b")
+
+_FLOATS = (*_SQUARES, *_LINEAR, *_GREATEST, "ulp_sum", "scale")
+_COUNTS = (
+    *("max_abs_index", "finite", "different", *_WITHIN, *_OVER),
+    *("nonfinite_different", "nonfinite_index", *_NONFINITE, "bit_identical"),
+)
+RAW = np.dtype([(name, "<f8") for name in _FLOATS] + [(name, "<i8") for name in _COUNTS])
+"""`PairFigures` of `_pairs.h`: a baseline, b candidate.
+
+`scale` is the power of two by which the values were multiplied before the six sums: 1, unless squares of float64 values
+would have overflowed or vanished.
+"""
+ROW_WIDTH = 5
+
+NOISE = 1e-13
+"""A variance below this share of the mean square is rounding, and counts as none."""
+
+
+def measure_pairs(rows: NDArray[np.int64]) -> Figures:
+    """The raw figures of every row (baseline address, candidate address, elements, baseline code, candidate code).
+
+    ValueError when a row is bad; then nothing was measured. The memory is read without the interpreter's lock, so it must
+    stay as it is until the call returns.
+    """
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    if rows.ndim != 2 or rows.shape[1] != ROW_WIDTH:
+        raise ValueError(f"rows of pairs have the shape [n, {ROW_WIDTH}], not {list(rows.shape)}")
+    out = np.zeros(len(rows), RAW)
+    if len(rows):
+        implementation().measure_pairs(rows.ctypes.data, len(rows), out.ctypes.data)
+    return out
+
+
+def join_pairs(parts: Sequence[Any], starts: Sequence[int]) -> Figures:
+    """The raw figures, one row, of a pair that was measured in consecutive pieces.
+
+    `parts` are rows of `RAW`; `starts` says with which element of the whole each piece begins.
+    """
+    if not parts or len(parts) != len(starts):
+        raise ValueError(f"{len(parts)} pieces with {len(starts)} starts")
+    pieces = np.concatenate([np.asarray(part, RAW).reshape(1) for part in parts])
+    whole = np.zeros(1, RAW)
+    scale = _common_scale(pieces)
+    ratio = scale / pieces["scale"]
+    with np.errstate(all="ignore"):
+        for name in _SQUARES:
+            # One factor after the other: their product may be beyond float64.
+            whole[name] = math.fsum(pieces[name] * ratio * ratio)
+        for name in _LINEAR:
+            whole[name] = math.fsum(pieces[name] * ratio)
+    whole["scale"] = scale
+    whole["ulp_sum"] = math.fsum(pieces["ulp_sum"])
+    for name in _GREATEST:
+        whole[name] = pieces[name].max()
+    for name in ("finite", "different", *_WITHIN, *_OVER, "nonfinite_different", *_NONFINITE):
+        whole[name] = pieces[name].sum()
+    worst, first = int(pieces["max_abs"].argmax()), int((pieces["nonfinite_index"] >= 0).argmax())
+    for name, piece in zip(_INDICES, (worst, first), strict=True):
+        index = int(pieces[name][piece])
+        whole[name] = index if index < 0 else index + starts[piece]
+    whole["bit_identical"] = pieces["bit_identical"].all()
+    return whole
+
+
+def derive(raw: Figures) -> dict[str, NDArray[Any]]:
+    """The figures of a `Row` from `count` to `nonfinite_index`, and `bit_identical`, each for all rows of `raw`.
+
+    Where no value is finite on both sides, errors are 0, ratios 1 and shares 1. A z-score is 0 for fewer than two values
+    and where nothing differs, and infinite where the difference has no spread.
+    """
+    raw = np.atleast_1d(raw)
+    count = raw["finite"]
+    some = np.maximum(count, 1).astype(np.float64)
+    with np.errstate(all="ignore"):
+        figures: dict[str, NDArray[Any]] = {
+            "count": count,
+            "different": raw["different"],
+            "max_abs": raw["max_abs"],
+            "max_abs_index": raw["max_abs_index"],
+            "max_rel": raw["max_rel"],
+            "mean_abs": raw["abs_d"] / some / raw["scale"],
+            **_angles(raw),
+            **_trends(raw, some),
+        }
+        for name in _WITHIN:
+            figures[name] = np.where(count > 0, raw[name] / some, 1.0)
+        figures["ulp_max"] = raw["ulp_max"]
+        figures["ulp_mean"] = raw["ulp_sum"] / some
+        for name in _OVER:
+            figures[name] = raw[name] / some
+    for name in ("nonfinite_different", "nonfinite_index", "bit_identical"):
+        figures[name] = raw[name]
+    return figures
+
+
+def _common_scale(pieces: Figures) -> float:
+    """The scale that suits the greatest of the pieces; those with nothing but zeros have no say."""
+    scales = pieces["scale"][(pieces["squares_a"] != 0) | (pieces["squares_b"] != 0)]
+    if (scales == HUGE_SCALE).any():
+        return HUGE_SCALE
+    return TINY_SCALE if scales.size and (scales == TINY_SCALE).all() else 1.0
+
+
+def _angles(raw: Figures) -> dict[str, Numbers]:
+    """Figures of the two tensors as vectors."""
+    a, b, d = (np.sqrt(raw[name]) for name in ("squares_a", "squares_b", "squares_d"))
+    a_zero, b_zero = a == 0, b == 0
+    # 1 - cos = (|d|^2 - (|b| - |a|)^2) / (2 |a| |b|), where |b| - |a| = sum d (a + b) / (|a| + |b|) loses no digits.
+    stretch = raw["d_times_sum"] / (a + b)
+    cosine = np.clip((d - stretch) / a * ((d + stretch) / b) / 2, 0.0, 2.0)
+    cosine = np.where(a_zero | b_zero, np.where(a_zero & b_zero, 0.0, 1.0), cosine)
+    return {
+        "relative_l2": np.where(d == 0, 0.0, np.where(a_zero, np.inf, d / a)),
+        "one_minus_cosine": cosine,
+        "norm_ratio": np.where(a_zero, np.where(b_zero, 1.0, np.inf), b / a),
+    }
+
+
+def _trends(raw: Figures, some: Numbers) -> dict[str, Numbers]:
+    """Whether the difference leans to one side (bias), or grows with the baseline (slope), and how surely."""
+    squares_a, squares_d = raw["squares_a"], raw["squares_d"]
+    bias_part = raw["sum_d"] / np.sqrt(some)
+    a_times_d = (raw["d_times_sum"] - squares_d) / 2
+    slope_part = np.where(squares_a > 0, a_times_d / np.sqrt(squares_a), 0.0)
+    slope = np.where(squares_a > 0, 1 + a_times_d / squares_a, 1.0)
+    return {
+        "bias": raw["sum_d"] / some / raw["scale"],
+        "bias_z": _z_score(bias_part, squares_d, raw["finite"]),
+        "slope": slope,
+        "slope_z": _z_score(slope_part, squares_d, raw["finite"]),
+    }
+
+
+def _z_score(part: Numbers, squares: Numbers, count: NDArray[np.int64]) -> Numbers:
+    """An estimate over its standard error, from its share of the norm of d: d is `part` along the estimate, and the rest.
+
+    The mean of d is `part` / sqrt(n), and its standard error the root of rest / (n - 1) / n; the slope is `part` / |a|, and
+    its standard error the root of rest / (n - 1) / |a|^2: the same quotient for both.
+    """
+    rest = squares - part * part
+    z = part / np.sqrt(rest / np.maximum(count - 1, 1))
+    z = np.where(rest <= NOISE * squares, np.copysign(np.inf, part), z)
+    return np.where((count < 2) | (part == 0), 0.0, z)

@@ -1,0 +1,97 @@
+"""advisor.txt: what to look at first, for somebody who has just seen that two runs differ.
+
+Three entries, as the older tools of the family wrote them: `Line:` (of the first diverging row in the table, as an editor counts),
+`Suspect Nodes:` and `Expert Advice:`. All three are there always; where there is nothing to say, `NA`.
+"""
+
+from __future__ import annotations
+
+from tensorprobe.model.comparison import Comparison, Divergence, External
+from tensorprobe.report import wording
+from tensorprobe.report.inspect import plain
+
+_NOTHING = "NA"
+_ADVICE = {
+    "forward output": (
+        "The inputs of this call agree and its output does not: the op itself computes something else here. "
+        "Run it alone on both devices with the recorded inputs; then look at the kernel that was chosen, its dtype and accumulation, "
+        "and at arguments and global switches (autocast, TF32, deterministic mode) that may differ."
+    ),
+    "forward input": (
+        "What goes into this call differs already, and no recorded call before it has made the difference. "
+        "Start the capture earlier or at a finer level; compare data loading, preprocessing and initial weights of the two programs."
+    ),
+    "backward output": (
+        "The gradient that arrives agrees and the gradients that leave do not: the backward of this op differs. "
+        "Check first that its forward agrees, since the backward reads tensors saved there; then run this backward alone on both devices."
+    ),
+    "backward input": (
+        "The gradient that arrives at this call differs already, and no recorded call has made the difference. "
+        "Look at the loss, at its scaling, and at parts of the backward that were not recorded (custom functions, compiled regions)."
+    ),
+    "parameters": (
+        "The weights differ before the first recorded call. Load the same checkpoint on both sides and check seeds, "
+        "initialisation and conversion of the weights; whatever diverges later cannot be judged until they are equal."
+    ),
+    "data": (
+        "Tensors that no recorded call has made differ: data the program read or created itself. "
+        "Check the data loader, its seed, order and augmentation, and tensors made on the host, before looking at any op."
+    ),
+    "structure": (
+        "The two programs do not make the same calls here. Compare the source at this place on both sides: "
+        "versions of libraries, a branch taken on one side only, fused or replaced ops. If both are right, pair the calls with --map."
+    ),
+}
+_ALL_WELL = "Every pair of calls is within what the policy allows."
+_NOTHING_COMPARED = (
+    "No pair of calls could be judged: check that both runs come from the same program, and how their calls are named."
+)
+
+
+def render_advice(comparison: Comparison, *, line: int | None = None) -> str:
+    """The text of advisor.txt. `line`: of the first diverging row in the CSV, where the header is line 1."""
+    kind, node = _suspect(comparison)
+    row = _NOTHING if line is None or not kind else str(line)
+    return f"Line: {row}\nSuspect Nodes: {node or _NOTHING}\nExpert Advice: {_advice(comparison, kind)}\n"
+
+
+def _advice(comparison: Comparison, kind: str) -> str:
+    if not kind:
+        good = wording.headline(comparison) == "AGREES"
+        return f"{_NOTHING}\n{_ALL_WELL if good else _NOTHING_COMPARED}"
+    facts = [_ADVICE[kind]]
+    facts += [f"Note that {before}." for before in wording.before_first_call(comparison, limit=5)]
+    if (divergence := comparison.divergence) is not None:
+        facts.append(f"First at {wording.where(divergence)}; {wording.evidence(divergence)}.")
+        if divergence.source is not None:
+            facts.append(f"Source: {plain(str(divergence.source))}")
+    return " ".join(facts)
+
+
+def _suspect(comparison: Comparison) -> tuple[str, str]:
+    """Which advice fits, and the name of the tensor or call it is about; both empty when nothing diverges."""
+    divergence = comparison.divergence
+    external = _blamed(comparison, divergence)
+    if external is not None:
+        kind = "parameters" if external.kind == "parameter" else "data"
+        return kind, plain(f"{external.call}.{external.slot}" if external.call else external.name)
+    if divergence is None:
+        first = comparison.findings[0] if comparison.answer == "diverged" and comparison.findings else None
+        return ("structure", plain(first.call)) if first is not None else ("", "")
+    name = divergence.call or divergence.candidate_call
+    if divergence.status == "structural" or divergence.row is None:
+        return "structure", plain(name)
+    side = "input" if divergence.inputs == "diverge" or divergence.row.side == "input" else "output"
+    return f"{divergence.direction} {side}", plain(f"{name}.{divergence.row.slot}")
+
+
+def _blamed(comparison: Comparison, divergence: Divergence | None) -> External | None:
+    """The tensor from before the first call that explains the divergence: only when no call has introduced an error."""
+    if comparison.answer != "diverged" or not comparison.externals:
+        return None
+    explains = divergence is None or (divergence.inputs == "diverge" and divergence.status != "introduced")
+    if not explains:
+        return None
+    return next(
+        (external for external in comparison.externals if external.kind == "parameter"), comparison.externals[0]
+    )

@@ -1,0 +1,114 @@
+"""What `tensorprobe compare` prints: the answer first, the evidence under it, the next command last."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from tensorprobe.model.comparison import Comparison, Divergence, RankAnswer
+from tensorprobe.report import wording
+from tensorprobe.report.inspect import counted, plain
+
+_MARGIN = " " * 10
+
+
+def render_comparison(comparison: Comparison, *, limit: int = 10) -> str:
+    """The whole result as text; of ranks, findings and parameters at most `limit` each, and how many more there are."""
+    lines = _answer(comparison)
+    lines += wording.before_first_call(comparison, limit=limit)
+    lines += _other_ranks(comparison, limit)
+    lines += _findings(comparison, limit)
+    lines += _first_difference(comparison)
+    lines.append(wording.counts(comparison))
+    facts = f"policy {plain(comparison.policy)}, {comparison.elapsed_s:.3g} s"
+    lines.append(f"{wording.measured_by(comparison)}; {facts}")
+    lines.append(f"baseline   {wording.coverage(comparison.baseline)}")
+    lines.append(f"candidate  {wording.coverage(comparison.candidate)}")
+    lines += [f"note       {plain(note)}" for note in comparison.notes]
+    return "\n".join([*lines, *_next(comparison)])
+
+
+def _answer(comparison: Comparison) -> list[str]:
+    lines = [f"{wording.headline(comparison):<8}  {wording.verdict(comparison)}"]
+    if comparison.divergence is not None:
+        lines.append(_MARGIN + wording.evidence(comparison.divergence))
+    if cause := wording.cause(comparison):
+        lines.append(_MARGIN + cause)
+    amplified = comparison.statuses.get("amplified", 0)
+    if amplified and comparison.divergence is None:
+        calls = "1 call amplifies" if amplified == 1 else f"{amplified:,} calls amplify"
+        lines.append(f"{_MARGIN}{calls} the noise of {'its' if amplified == 1 else 'their'} inputs")
+    return lines
+
+
+def _other_ranks(comparison: Comparison, limit: int) -> list[str]:
+    """The first divergence of each other rank; ranks that part at the same place share a line."""
+    if len(comparison.ranks) < 2:
+        return []
+    first = comparison.divergence
+    others = [
+        rank for rank in comparison.ranks if rank.answer == "diverged" and (first is None or rank.rank != first.rank)
+    ]
+    agreeing = [rank.rank for rank in comparison.ranks if rank.answer == "agrees"]
+    lines = []
+    if others:
+        lines.append(f"{counted(len(others), 'other rank')} diverge{'s' if len(others) == 1 else ''}, first at")
+        together = _together(others)
+        lines += [f"  {line}" for line in together[:limit]]
+        if len(together) > limit:
+            lines.append(f"  and at {counted(len(together) - limit, 'other place')}")
+    if agreeing and comparison.answer == "diverged":
+        lines.append(
+            f"{len(agreeing):,} of {counted(len(comparison.ranks), 'rank')} agree: {wording.ranks_of(agreeing)}"
+        )
+    return lines
+
+
+def _together(ranks: Sequence[RankAnswer]) -> list[str]:
+    places: dict[str, list[int]] = {}
+    for answer in ranks:
+        divergence = answer.divergence
+        text = "in structure" if divergence is None else f"step {divergence.step}: {_briefly(divergence)}"
+        places.setdefault(text, []).append(answer.rank)
+    return [f"{wording.ranks_of(members)}: {text}" for text, members in places.items()]
+
+
+def _briefly(divergence: Divergence) -> str:
+    return f"{wording.what(divergence)}: {wording.status_of(divergence)}"
+
+
+def _findings(comparison: Comparison, limit: int) -> list[str]:
+    shown = comparison.findings[:limit]
+    total = max(comparison.findings_total, len(comparison.findings))
+    if not total:
+        return []
+    lines = [
+        f"{counted(total, 'difference')} of structure" + (f", the first {len(shown):,}:" if len(shown) < total else ":")
+    ]
+    return lines + [f"  {wording.found(finding)}" for finding in shown]
+
+
+def _first_difference(comparison: Comparison) -> list[str]:
+    if (first := wording.first_difference(comparison)) is not None:
+        errors = f": {wording.errors(first.row, first.place)}" if first.row is not None else ""
+        return [f"First difference in any bit: {wording.where(first)}{errors}"]
+    compared = comparison.bases.get("values", 0) + comparison.bases.get("digest", 0)
+    if wording.headline(comparison) == "AGREES" and comparison.first_difference is None and compared == comparison.rows:
+        return ["From identical inputs no call makes a difference in any bit"]
+    return []
+
+
+def _next(comparison: Comparison) -> list[str]:
+    lines = []
+    if comparison.output:
+        lines.append(f"Every figure: {plain(comparison.output)}")
+    divergence = comparison.divergence
+    if divergence is not None:
+        side, call = comparison.candidate, divergence.candidate_call
+        if not call or (divergence.finding is not None and divergence.finding.kind == "only_baseline"):
+            side, call = comparison.baseline, divergence.call
+        place = f"{shlex.quote(plain(side.path))} {shlex.quote(plain(call))}"
+        lines.append(f"Look at it:   tensorprobe inspect {place} --step {divergence.step} --rank {divergence.rank}")
+    elif wording.headline(comparison) == "CANNOT COMPARE":
+        lines.append(f"Look at them: tensorprobe inspect {shlex.quote(plain(comparison.baseline.path))}")
+    return lines

@@ -1,0 +1,245 @@
+"""The result table: a row for each pair of slots, streamed into Parquet or CSV, and read back.
+
+In: batches whose columns are those of `model.comparison.COLUMNS`, as `pyarrow.RecordBatch` or as a dict of columns. Parquet keeps
+every value as it is. CSV is made for spreadsheets: a row is one line whatever a name holds, and a text that a spreadsheet would run
+as a formula starts with an apostrophe. A file appears under its name only when it is complete; the bytes do not depend on how the
+rows were cut into batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
+
+from tensorprobe.errors import SettingsError
+from tensorprobe.model.comparison import COLUMNS, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Batch: TypeAlias = "pa.RecordBatch | Mapping[str, Any]"
+Form = Literal["parquet", "csv"]
+
+ROW_GROUP = 65_536
+"""Rows that are held in memory before they are written."""
+_FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
+"""How a text starts that a spreadsheet may run, full-width signs too; apostrophes before it, so that reading can undo writing."""
+_UNPRINTABLE = r"[\pC\x{2028}\x{2029}]"
+
+
+@functools.cache
+def arrow_schema() -> pa.Schema:
+    """The columns of a table with their types: those of `Row`; texts as dictionaries, since all of them repeat."""
+    import pyarrow as pa
+
+    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    text = pa.dictionary(pa.int32(), pa.string())
+    hints = get_type_hints(Row)
+    return pa.schema([pa.field(name, types.get(hints[name], text)) for name in COLUMNS])
+
+
+def as_table(batch: Batch) -> pa.Table:
+    """The batch with the types of the schema, texts as plain strings. Raises SettingsError when the columns are others."""
+    import pyarrow as pa
+
+    names = list(batch) if isinstance(batch, Mapping) else batch.schema.names
+    _check_columns(names, "a batch")
+    held = pa.table(dict(batch)) if isinstance(batch, Mapping) else pa.Table.from_batches([batch])
+    return held.cast(_plain_schema())
+
+
+class TableWriter:
+    """Writes batches into one file. A context manager: the file is there after it, unless an exception left it."""
+
+    def __init__(self, path: str | os.PathLike[str], form: Form) -> None:
+        self.path = Path(path)
+        self.rows = 0
+        self.first_diverging_line: int | None = None
+        """The line of the first row that diverges as an editor shows it in the CSV: the header is line 1."""
+        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._form = form
+        self._waiting: list[pa.Table] = []
+        self._held = 0
+        self._ended = False
+        self._file = _open(self._partial, form)
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def write(self, batch: Batch) -> None:
+        """Add the rows of a batch, in order."""
+        import pyarrow.compute as compute
+
+        table = as_table(batch)
+        found = compute.index(table.column("verdict"), "diverges").as_py()
+        if self.first_diverging_line is None and found >= 0:
+            self.first_diverging_line = self.rows + found + 2
+        self.rows += table.num_rows
+        self._waiting.append(table)
+        self._held += table.num_rows
+        if self._held >= ROW_GROUP:
+            self._flush(whole=False)
+
+    def close(self) -> None:
+        """Write the rest and give the file its name; when that fails, nothing is left behind. A second time does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._flush(whole=True)
+            self._file.close()
+            self._partial.replace(self.path)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self._ended = True
+        with contextlib.suppress(Exception):  # the error that led here is the one to be told
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    def _flush(self, *, whole: bool) -> None:
+        """Write groups of exactly ROW_GROUP rows, so that equal rows give equal bytes; at the end what is left as well."""
+        import pyarrow as pa
+
+        if not self._waiting:
+            return
+        table = pa.concat_tables(self._waiting)
+        while table.num_rows >= ROW_GROUP or (whole and table.num_rows):
+            group, table = table.slice(0, ROW_GROUP).combine_chunks(), table.slice(ROW_GROUP)
+            self._write_group(group)
+        self._waiting, self._held = [table], table.num_rows
+
+    def _write_group(self, group: pa.Table) -> None:
+        if self._form == "csv":
+            self._file.write_table(_map_texts(group, _safe))
+        else:
+            self._file.write_table(_map_texts(group, lambda text: text.dictionary_encode()), row_group_size=ROW_GROUP)
+
+
+def read_table(path: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
+    """The batches of a table that `TableWriter` wrote, with the types of the schema. Raises SettingsError when it is none."""
+    import pyarrow as pa
+
+    schema = arrow_schema()
+    try:
+        for table in _read_csv(path) if Path(path).suffix == ".csv" else _read_parquet(path):
+            yield from table.cast(schema).combine_chunks().to_batches()
+    except pa.ArrowException as error:
+        raise SettingsError(f"{os.fspath(path)!r} cannot be read as a result table: {error}") from error
+
+
+def _read_parquet(path: str | os.PathLike[str]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(path) as file:
+        _check_columns(file.schema_arrow.names, repr(os.fspath(path)))
+        for batch in file.iter_batches(batch_size=ROW_GROUP):
+            yield pa.Table.from_batches([batch])
+
+
+def _read_csv(path: str | os.PathLike[str]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    options = csv.ConvertOptions(
+        column_types=_plain_schema(), null_values=[], true_values=["true"], false_values=["false"]
+    )
+    with csv.open_csv(path, convert_options=options) as reader:
+        _check_columns(reader.schema.names, repr(os.fspath(path)))
+        for batch in reader:
+            yield _map_texts(pa.Table.from_batches([batch]), _unsafe)
+
+
+def _open(path: Path, form: Form) -> Any:
+    if form == "csv":
+        from pyarrow import csv
+
+        return csv.CSVWriter(path, _plain_schema())
+    if form == "parquet":
+        import pyarrow.parquet as parquet
+
+        texts = [name for name, kind in zip(COLUMNS, _plain_schema().types, strict=True) if kind == "string"]
+        return parquet.ParquetWriter(path, arrow_schema(), compression="zstd", use_dictionary=texts)
+    raise SettingsError(f"a table is written as 'parquet' or 'csv', not as {form!r}")
+
+
+@functools.cache
+def _plain_schema() -> pa.Schema:
+    """The schema with texts as plain strings: what CSV takes, and what batches of any make are brought to first."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in arrow_schema()]
+    )
+
+
+def _map_texts(table: pa.Table, change: Any) -> pa.Table:
+    import pyarrow as pa
+
+    columns = [change(column) if pa.types.is_string(column.type) else column for column in table.columns]
+    return pa.table(columns, names=table.column_names)
+
+
+def _safe(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The text on one line and not a formula."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    def change(distinct: pa.Array) -> pa.Array:
+        if compute.any(compute.match_substring_regex(distinct, _UNPRINTABLE)).as_py():
+            distinct = pa.array([printable(held) for held in distinct.to_pylist()], pa.string())
+        return compute.replace_substring_regex(distinct, f"^({_FORMULA})", r"'\1")
+
+    return _each_distinct(text, change)
+
+
+def _unsafe(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The text without the apostrophe that `_safe` gave it."""
+    import pyarrow.compute as compute
+
+    return _each_distinct(text, lambda distinct: compute.replace_substring_regex(distinct, f"^'({_FORMULA})", r"\1"))
+
+
+def _each_distinct(text: pa.ChunkedArray, change: Any) -> pa.ChunkedArray:
+    """The texts changed; the work is done once for each distinct one."""
+    import pyarrow as pa
+
+    encoded = text.combine_chunks().dictionary_encode()
+    return pa.chunked_array([change(encoded.dictionary).take(encoded.indices)])
+
+
+def printable(text: str) -> str:
+    """The text on one line, control characters as Python writes them: `\\n`, `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+def _check_columns(names: Iterable[str], what: str) -> None:
+    given = list(names)
+    if given == list(COLUMNS):
+        return
+    missing = [name for name in COLUMNS if name not in given]
+    unknown = [name for name in given if name not in COLUMNS]
+    if missing or unknown:
+        facts = f"missing: {', '.join(missing[:5]) or 'none'}; unknown: {', '.join(map(repr, unknown[:5])) or 'none'}"
+    else:
+        facts = "the order is another"
+    raise SettingsError(f"the columns of {what} are not those of a result table ({facts})")

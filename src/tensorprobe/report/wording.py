@@ -1,0 +1,344 @@
+"""The phrases of a comparison that several forms of report share.
+
+In: structs of `model.comparison`. Out: phrases on one line. What comes from a run (names, paths, details) goes through
+`show`, which makes it harmless for the form at hand: `plain` for a terminal, a code span for Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from tensorprobe.model.comparison import Comparison, Divergence, External, Finding, Row, RunSide
+from tensorprobe.model.stack import Frame
+from tensorprobe.report.inspect import counted, plain
+
+Show = Callable[[object], str]
+
+_INPUTS = {
+    "identical": "inputs agree exactly",
+    "agree": "inputs agree within noise",
+    "diverge": "inputs diverge",
+    "unknown": "whether its inputs agree is not known",
+}
+_STATUSES = {
+    "agrees": "within what is allowed",
+    "introduced": "introduced here",
+    "inherited": "inherited from its inputs",
+    "amplified": "the error of its inputs, amplified here",
+    "structural": "the two calls differ in structure",
+    "unmeasured": "not measured",
+}
+_KINDS = {
+    "only_baseline": "only in baseline",
+    "only_candidate": "only in candidate",
+    "shape": "other shape",
+    "dtype": "other dtype",
+    "arguments": "other arguments",
+    "slots": "other tensors",
+    "raised": "raised",
+}
+_BASES = {
+    "values": "by values",
+    "digest": "by equal digests",
+    "statistics": "by statistics only, which is weaker",
+    "none": "not measured",
+}
+_ERROR, _RATIO, _COUNT = ".1e", ".6g", ",.3g"
+_FIGURES = {
+    "max_abs": ("max |Δ|", _ERROR),
+    "max_rel": ("greatest relative error", _ERROR),
+    "mean_abs": ("mean |Δ|", _ERROR),
+    "relative_l2": ("relative L2", _ERROR),
+    "one_minus_cosine": ("1 - cosine", _ERROR),
+    "norm_ratio": ("norm ratio off 1 by", _ERROR),
+    "bias": ("bias", _ERROR),
+    "bias_z": ("bias in standard errors", _COUNT),
+    "slope": ("slope off 1 by", _ERROR),
+    "slope_z": ("slope - 1 in standard errors", _COUNT),
+    "different": ("elements that differ", _COUNT),
+    "ulp_max": ("greatest distance in ULP", _COUNT),
+    "ulp_mean": ("mean distance in ULP", _COUNT),
+    "ulp_over_1": ("share of elements more than 1 ULP apart", _COUNT),
+    "ulp_over_4": ("share of elements more than 4 ULP apart", _COUNT),
+}
+_NO_PARTNER = {"only_baseline": "the candidate makes no such call", "only_candidate": "the baseline makes no such call"}
+_NOT_JUDGED = "without a status"
+
+
+def headline(comparison: Comparison) -> str:
+    """`DIVERGED`, `AGREES` or, when nothing was compared, `CANNOT COMPARE`."""
+    if comparison.answer == "diverged":
+        return "DIVERGED"
+    return "AGREES" if comparison.exit_code == 0 and comparison.buckets.paired else "CANNOT COMPARE"
+
+
+def verdict(comparison: Comparison, show: Show = plain) -> str:
+    """What follows the headline: where the runs part, or that they do not."""
+    if (divergence := comparison.divergence) is not None:
+        source = f"   {place_of(divergence.source, show)}" if divergence.source else ""
+        return f"first at {where(divergence, show)}{source}"
+    if comparison.answer == "diverged":
+        return "before the first call" if comparison.externals else "in structure"
+    if headline(comparison) == "AGREES":
+        span = f"{counted(len(comparison.steps), 'step')}, {counted(len(comparison.ranks) or 1, 'rank')}"
+        return f"no output diverges in {counted(comparison.buckets.paired, 'pair')} of calls, {span}"
+    if not comparison.buckets.paired:
+        return f"0 of {counted(total_calls(comparison), 'call')} have a partner"
+    return f"nothing was measured in {counted(comparison.buckets.paired, 'pair')} of calls"
+
+
+def where(divergence: Divergence, show: Show = plain) -> str:
+    """`step 3, rank 0: Torch.matmul.12.forward in layers.7.mlp, output.0 (bfloat16 [8, 4096])`."""
+    return f"step {divergence.step}, rank {divergence.rank}: {what(divergence, show)}"
+
+
+def what(divergence: Divergence, show: Show = plain) -> str:
+    """The call, its module, and its worst output or what is different about the call."""
+    parts = [name_of(divergence, show)]
+    if divergence.module:
+        parts[0] += f" in {show(divergence.module)}"
+    finding = divergence.finding
+    if finding is not None and (divergence.status == "structural" or divergence.row is None):
+        parts.append(structure(finding, show))
+    elif divergence.row is not None:
+        parts.append(tensor(divergence.row, show))
+    return ", ".join(parts)
+
+
+def name_of(divergence: Divergence, show: Show = plain) -> str:
+    """The name of the call, and its name in the candidate when that is another."""
+    first, second = divergence.call, divergence.candidate_call
+    if first and second and first != second:
+        return f"{show(first)} ({show(second)} in the candidate)"
+    return show(first or second)
+
+
+def tensor(row: Row, show: Show = plain) -> str:
+    """`output.0 (bfloat16 [8, 4096])`, with what the candidate has instead."""
+    dtype, shape = row.candidate_dtype, row.candidate_shape
+    changes = [
+        show(there)
+        for here, there in ((row.baseline_dtype, dtype), (row.baseline_shape, shape))
+        if there and there != here
+    ]
+    other = f", {' '.join(changes)} in the candidate" if changes else ""
+    return f"{show(row.slot)} ({show(row.baseline_dtype)} {show(row.baseline_shape)}{other})"
+
+
+def evidence(divergence: Divergence, show: Show = plain) -> str:
+    """Whether the inputs agree, how great the error is against what was allowed, and whose it is."""
+    finding, status = divergence.finding, _STATUSES[divergence.status]
+    if finding is not None and finding.kind in _NO_PARTNER:
+        return _NO_PARTNER[finding.kind] + nearest(finding, show)
+    if divergence.row is None or divergence.status == "structural":
+        return f"{inputs_of(divergence)}: {status}"
+    other = f"; {structure(finding, show)}" if finding is not None else ""
+    return f"{inputs_of(divergence)}; {errors(divergence.row, divergence.place, show)}: {status}{other}"
+
+
+def inputs_of(divergence: Divergence) -> str:
+    """Whether the inputs of the call agree, with their error when there is one."""
+    words, error = _INPUTS[divergence.inputs], divergence.input_error
+    if divergence.inputs in ("agree", "diverge") and math.isfinite(error) and error > 0:
+        words += f" (relative L2 {error:{_ERROR}})"
+    return words
+
+
+def status_of(divergence: Divergence) -> str:
+    """`introduced here`, `inherited from its inputs`, …"""
+    return _STATUSES[divergence.status]
+
+
+def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
+    """The figures of a row: those that everybody asks for, the one that decided, and what was allowed of it."""
+    parts = []
+    if row.nonfinite_different > 0:
+        first = _position(row.nonfinite_index, row.baseline_shape)
+        parts.append(
+            f"NaN/inf in {counted(row.nonfinite_different, 'place')}" + (f", first at {first}" if first else "")
+        )
+    if not math.isnan(row.max_abs):
+        index = list(place)  # of a row with NaN or inf in other places it is the index of those
+        at = _position(row.max_abs_index, row.baseline_shape) or (str(index) if index else "")
+        parts.append(f"{figure('max_abs', row.max_abs)}{f' at {at}' if at else ''}{_limit(row, 'max_abs')}")
+    if not math.isnan(row.relative_l2):
+        parts.append(f"{figure('relative_l2', row.relative_l2)}{_limit(row, 'relative_l2')}")
+    if row.judged_by == "bit_identical":
+        parts.append("no difference in any bit is allowed")
+    elif row.judged_by not in ("", "max_abs", "relative_l2", "nonfinite_different"):
+        parts.append(f"{figure(row.judged_by, row.measured, show)}{_limit(row, row.judged_by)}")
+    return ", ".join(parts) or show(row.note or "nothing was measured")
+
+
+def figure(name: str, value: float, show: Show = plain) -> str:
+    """`max |Δ| 3.1e-02`; the name alone when there is no value."""
+    words, form = _FIGURES.get(name, (show(name.replace("_", " ")), _RATIO))
+    return words if math.isnan(value) else f"{words} {_number(value, form)}"
+
+
+def cause(comparison: Comparison) -> str:
+    """Where to look when no recorded call has introduced the error; nothing when one has."""
+    divergence = comparison.divergence
+    if divergence is None or divergence.status != "inherited" or comparison.statuses.get("introduced"):
+        return ""
+    if comparison.externals:
+        return "no call introduces an error: it comes from what differs before the first call"
+    return "no call introduces an error: its cause lies before what was captured"
+
+
+def structure(finding: Finding, show: Show = plain) -> str:
+    """`only in baseline`, `other shape: …`, `raised RuntimeError in the candidate`."""
+    words = _KINDS[finding.kind]
+    if not finding.detail:
+        return words
+    if finding.kind == "raised":
+        return f"{words} {show(finding.detail.removeprefix('raised '))}"
+    return f"{words}: {show(finding.detail)}"
+
+
+def found(finding: Finding, show: Show = plain) -> str:
+    """One finding: where, what, in which line of the user's program, and what to try."""
+    inside = f" in {show(finding.module)}" if finding.module else ""
+    text = f"step {finding.step}, rank {finding.rank}: {show(finding.call)}{inside}, {structure(finding, show)}"
+    text += f"   {place_of(finding.source, show)}" if finding.source else ""
+    return text + nearest(finding, show)
+
+
+def nearest(finding: Finding, show: Show = plain) -> str:
+    """`; nearest: Torch.add.2.forward`, when there is such a call."""
+    return f"; nearest: {show(finding.suggestion.removeprefix('nearest: '))}" if finding.suggestion else ""
+
+
+def before_first_call(comparison: Comparison, show: Show = plain, *, limit: int = 10) -> list[str]:
+    """`parameters differ before step 0: layers.3.weight, scaled by 1.01`: a line for each kind and step."""
+    groups: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for external in comparison.externals:
+        ranks = groups.setdefault((external.kind, external.step), {}).setdefault(_external(external, show), [])
+        if external.rank not in ranks:
+            ranks.append(external.rank)
+    many = len(comparison.ranks) > 1
+    lines = []
+    for (kind, step), tensors in groups.items():
+        shown = [text + (f" ({ranks_of(ranks)})" if many else "") for text, ranks in list(tensors.items())[:limit]]
+        if len(tensors) > limit:
+            shown.append(f"and {len(tensors) - limit:,} more")
+        lines.append(f"{'parameters' if kind == 'parameter' else 'data'} differ before step {step}: {'; '.join(shown)}")
+    return lines
+
+
+def first_difference(comparison: Comparison) -> Divergence | None:
+    """The first difference in any bit, when it says more than the divergence does: it stands before it, or there is none."""
+    first, divergence = comparison.first_difference, comparison.divergence
+    if first is None or divergence is None:
+        return first
+    if first.rank != divergence.rank:  # the order of calls is known within a rank only
+        return first if first.step < divergence.step else None
+    return first if (first.step, first.index) < (divergence.step, divergence.index) else None
+
+
+def total_calls(comparison: Comparison) -> int:
+    """Every call of both runs, a pair counted once."""
+    buckets = comparison.buckets
+    return buckets.paired + buckets.only_baseline + buckets.only_candidate + sum(buckets.skipped.values())
+
+
+def counts(comparison: Comparison, show: Show = plain) -> str:
+    """`1,204 calls: 1,187 agree · 9 diverge (1 introduced · 8 inherited) · …`; the parts add up to the whole."""
+    buckets, statuses = comparison.buckets, comparison.statuses
+    introduced, inherited = statuses.get("introduced", 0), statuses.get("inherited", 0)
+    parts = [f"{statuses.get('agrees', 0):,} agree"]
+    if introduced or inherited:
+        parts.append(f"{introduced + inherited:,} diverge ({introduced:,} introduced · {inherited:,} inherited)")
+    for count, words in (
+        (statuses.get("amplified", 0), "amplified noise"),
+        (statuses.get("structural", 0), "different in structure"),
+        (statuses.get("unmeasured", 0), "unmeasured"),
+        (buckets.paired - sum(statuses.values()), _NOT_JUDGED),
+        (buckets.only_baseline, "only in baseline"),
+        (buckets.only_candidate, "only in candidate"),
+    ):
+        if count:
+            parts.append(f"{count:,} {words}")
+    if skipped := buckets.skipped:
+        total = sum(skipped.values())
+        why = show(next(iter(skipped))) if len(skipped) == 1 else tally(skipped, show)
+        parts.append(f"{total:,} skipped ({why})")
+    return f"{counted(total_calls(comparison), 'call')}: {' · '.join(parts)}"
+
+
+def measured_by(comparison: Comparison) -> str:
+    """`5,120 pairs of tensors: 4,000 by values · 1,120 by equal digests`."""
+    parts = [f"{count:,} {_BASES.get(basis, plain(basis))}" for basis, count in comparison.bases.items() if count]
+    return f"{counted(comparison.rows, 'pair')} of tensors" + (f": {' · '.join(parts)}" if parts else "")
+
+
+def coverage(side: RunSide, show: Show = plain) -> str:
+    """What one run saw and recorded, what it could not see, and whether it ended well."""
+    about = [side.mode, " ".join(side.devices[:4]) + (" …" if len(side.devices) > 4 else ""), f"torch {side.torch}"]
+    text = f"{show(side.path)} ({', '.join(show(fact) for fact in about if fact)}): "
+    if side.seen or side.closed:
+        text += f"{counted(side.seen, 'call')} seen, {side.recorded:,} recorded, {side.filtered:,} filtered, {side.failed:,} failed"
+    else:
+        text += f"{counted(side.calls, 'call')} read, coverage unknown"
+    if side.blind_spots:
+        text += f"; blind spots: {tally(side.blind_spots, show)}"
+    return text if side.closed else f"{text}; not closed: its end may be missing"
+
+
+def tally(numbers: Mapping[str, int], show: Show = plain) -> str:
+    """`jit.script 2, compiled 1`."""
+    return ", ".join(f"{show(reason)} {count:,}" for reason, count in numbers.items())
+
+
+def ranks_of(ranks: Iterable[int], *, limit: int = 8) -> str:
+    """`rank 3`, `ranks 0, 1, 2`."""
+    numbers = sorted(ranks)
+    more = f" and {len(numbers) - limit:,} more" if len(numbers) > limit else ""
+    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers[:limit]))}{more}"
+
+
+def place_of(frame: Frame, show: Show = plain) -> str:
+    """`model.py:88`."""
+    return show(f"{frame.file}:{frame.line}")
+
+
+def _external(external: External, show: Show) -> str:
+    name = show(external.name)
+    if external.kind == "data" and external.call not in external.name:
+        name += f" ({show(external.slot)} of {show(external.call)})"
+    return f"{name}, {show(external.detail)}" if external.detail else name
+
+
+def _limit(row: Row, name: str) -> str:
+    if row.judged_by != name or math.isnan(row.allowed):
+        return ""
+    return f" (allowed {_number(row.allowed, _FIGURES.get(name, ('', _RATIO))[1])})"
+
+
+def _number(value: float, form: str) -> str:
+    if not math.isfinite(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    if form == _COUNT and value == int(value):
+        return f"{int(value):,}"
+    return f"{value:{form}}"
+
+
+def _position(flat: int, shape: str) -> str:
+    """A flat index as the index in the shape; as it is when the shape cannot be read; nothing when there is none."""
+    if flat < 0:
+        return ""
+    try:
+        sizes = json.loads(shape)
+    except (ValueError, RecursionError):
+        return f"element {flat:,}"
+    if not isinstance(sizes, list) or not all(isinstance(length, int) and length > 0 for length in sizes):
+        return f"element {flat:,}"
+    index: list[int] = []
+    for length in reversed(sizes):
+        flat, inside = divmod(flat, length)
+        index.insert(0, inside)
+    return str(index)
