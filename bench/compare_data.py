@@ -29,7 +29,7 @@ from tensorprobe.model import DTYPES
 from tensorprobe.numerics.digest import digest
 from tensorprobe.numerics.summary import Moments, summarize_address
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever the same size would give other bytes."""
 SEED = 20240
 NOISE = 1e-6
@@ -75,10 +75,14 @@ class _Values:
     def __init__(self, size: Size, calls: list[PlannedCall], *, faulty: str | None, noisy: bool) -> None:
         self._size, self._calls, self._faulty, self._noisy = size, calls, faulty, noisy
         random = torch.Generator().manual_seed(SEED)
-        largest = max(slot.count for call in calls for slot in call.slots) if size.values else 4
+        largest = max(slot.count for call in calls for slot in call.slots) if size.values else 0
         self._pool = torch.randn(largest + _WINDOWS, generator=random)
         self._factors = 1 + NOISE * torch.randn(largest + _WINDOWS, generator=random)
-        self._factor_list: list[float] = [] if size.values else self._factors.tolist()
+        # Of each figure of a summary by itself: neither next to nothing nor far out, because the figures of a call's
+        # inputs and outputs stand for errors that belong together.
+        signs = torch.randn(_WINDOWS + 4, generator=random).sign()
+        wobbles = 1 + NOISE * signs.double() * (0.5 + torch.rand(_WINDOWS + 4, generator=random))
+        self._wobbles: list[float] = [] if size.values else wobbles.tolist()
 
     def all_calls(self) -> Iterator[tuple[PlannedCall, list[StoredSlot]]]:
         """Each call with what is to be stored of its slots."""
@@ -117,7 +121,7 @@ class _Values:
         if not self._noisy:
             return 1.0, 1.0, 1.0, 1.0
         place = _window(number)
-        a, b, c, d = self._factor_list[place : place + 4]
+        a, b, c, d = self._wobbles[place : place + 4]
         return a, b, c, d
 
 

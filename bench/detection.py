@@ -64,7 +64,7 @@ def record(folder: Path, model: str, steps: int, *, device: str = "npu", threads
                 work.step()
                 probe.step()
         except RuntimeError as error:
-            if "injected" not in str(error) and "fault" not in str(error):
+            if "simulated device error" not in str(error):
                 raise
     torch.set_num_threads(1)
 

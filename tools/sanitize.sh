@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the C code with the address and undefined-behaviour sanitizers and runs it: the native kernel, as vector code and
-# as portable code, over every dtype, size and alignment; the loops of capture over objects that look like tensors, well
-# behaved or not. Exits non-zero on any report, on any wrong result, and when the sanitizer fails to notice a planted read
-# beyond the end.
+# as portable code, over every dtype, size and alignment, one tensor at a time and in pairs; the loops of capture over
+# objects that look like tensors, well behaved or not. Exits non-zero on any report, on any wrong result, and when the
+# sanitizer fails to notice a planted read beyond the end.
 #
 # usage: tools/sanitize.sh [PYTHON]      (default: .venv/bin/python; CC names the compiler, default cc)
 set -eu
@@ -39,19 +39,24 @@ run() { # program below tests, extension, options
         "$python" "$root/tests/$program" "$@"
 }
 
-exercise() { # program, name: first the proof that an error is seen, then everything
-    if run "$1" "$work/$2.so" --overread >"$work/alarm" 2>&1 || ! grep -q heap-buffer-overflow "$work/alarm"; then
-        echo "sanitize: the planted read beyond the end was not reported ($2)" >&2
-        cat "$work/alarm" >&2
-        exit 1
-    fi
-    run "$1" "$work/$2.so"
+exercise() { # program, name, planted errors: first the proof that each is seen, then everything
+    program=$1
+    name=$2
+    shift 2
+    for planted in "$@"; do
+        if run "$program" "$work/$name.so" "$planted" >"$work/alarm" 2>&1 || ! grep -q heap-buffer-overflow "$work/alarm"; then
+            echo "sanitize: the planted read beyond the end was not reported ($name $planted)" >&2
+            cat "$work/alarm" >&2
+            exit 1
+        fi
+    done
+    run "$program" "$work/$name.so"
 }
 
 build numerics/_native.c vector
-exercise numerics/exercise_kernel.py vector
+exercise numerics/exercise_kernel.py vector --overread --overread-pair
 build numerics/_native.c portable -DTENSORPROBE_PORTABLE
-exercise numerics/exercise_kernel.py portable
+exercise numerics/exercise_kernel.py portable --overread --overread-pair
 build capture/_fast.c loops
-exercise capture/exercise_fast.py loops
+exercise capture/exercise_fast.py loops --overread
 echo "sanitize: clean"

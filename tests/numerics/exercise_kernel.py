@@ -2,6 +2,7 @@
 
     exercise_kernel.py KERNEL.so              everything; exits non-zero when a result differs from the twin's
     exercise_kernel.py KERNEL.so --overread   one element too many on purpose: the sanitizer must end the process
+    exercise_kernel.py KERNEL.so --overread-pair   the same for the second tensor of a pair
 
 Each tensor stands in a block of exactly its size from the allocator of the sanitizer, so that one byte too far is seen.
 """
@@ -20,6 +21,7 @@ from tensorprobe.model.dtypes import BY_CODE, DType
 from tensorprobe.numerics import twin
 
 SIZES = [*range(301), 2047, 2048, 2049, 4095, 4097, 6161]
+PAIR_BYTES = 27 * 8
 OFFSETS = (0, 1, 2, 3, 4, 5, 7, 8)
 
 libc = ctypes.CDLL(None)
@@ -56,6 +58,44 @@ def check_tensor(kernel: ModuleType, dtype: DType, count: int, offset: int, cont
         sys.exit(f"{dtype.name} x {count} at offset {offset}: kernel {found}, batch {batch}, twin {wanted}")
 
 
+def check_pair(kernel: ModuleType, dtypes: tuple[DType, DType], count: int, contents: tuple[bytes, bytes]) -> None:
+    """Two tensors at odd addresses against the twin."""
+    offsets = count % 5, count % 3
+    rooms = [libc.malloc(offset + len(content)) for offset, content in zip(offsets, contents, strict=True)]
+    for room, offset, content in zip(rooms, offsets, contents, strict=True):
+        ctypes.memmove(room + offset, content, len(content))
+    row = (ctypes.c_int64 * 5)(rooms[0] + offsets[0], rooms[1] + offsets[1], count, dtypes[0].code, dtypes[1].code)
+    figures = []
+    for implementation in (kernel, twin):
+        out = libc.malloc(PAIR_BYTES)
+        implementation.measure_pairs(ctypes.addressof(row), 1, out)
+        figures.append(ctypes.string_at(out, PAIR_BYTES))
+        libc.free(out)
+    for room in rooms:
+        libc.free(room)
+    if figures[0] != figures[1]:
+        kernels, twins = (struct.unpack("11d16q", content) for content in figures)
+        sys.exit(f"{dtypes[0].name} and {dtypes[1].name} x {count}: kernel {kernels}, twin {twins}")
+
+
+def exercise_pairs(kernel: ModuleType) -> int:
+    """Every pair of dtypes at a few sizes, equal dtypes at all of them; the number of pairs."""
+    source = random.Random(2)
+    pairs = 0
+    for left in BY_CODE:
+        for right in BY_CODE:
+            for count in SIZES[::3] if left is right else (0, 1, 15, 16, 17, 511, 512, 513, 2049):
+                baseline = source.randbytes(count * left.itemsize)
+                candidate = baseline if left is right and count % 2 else source.randbytes(count * right.itemsize)
+                check_pair(kernel, (left, right), count, (baseline, candidate))
+                pairs += 1
+    for power in (200, -200):  # sums of such squares are made a second time
+        values = [10.0**power * number for number in range(600)]
+        content = struct.pack("<600d", *values)
+        check_pair(kernel, (BY_CODE[1], BY_CODE[1]), 600, (content, content[8:] + content[:8]))
+    return pairs + 2
+
+
 def exercise(kernel: ModuleType) -> int:
     """Every dtype, size and offset once with random bits; the number of tensors."""
     source = random.Random(1)
@@ -79,6 +119,13 @@ def refuse(kernel: ModuleType) -> None:
         except ValueError:
             continue
         sys.exit(f"summarize{arguments} was not refused")
+    for numbers in ((0, 8, 1, 0, 0), (8, 0, 1, 0, 0), (8, 8, -1, 0, 0), (8, 8, 1, 0, 99), (8, 8, 2**59, 0, 0)):
+        row = (ctypes.c_int64 * 5)(*numbers)
+        try:
+            kernel.measure_pairs(ctypes.addressof(row), 1, 8)
+        except ValueError:
+            continue
+        sys.exit(f"the pair {numbers} was not refused")
 
 
 def main() -> None:
@@ -88,7 +135,14 @@ def main() -> None:
         ctypes.memset(room, 0, 64)
         kernel.summarize(room, 17, 0)
         sys.exit(0)
-    print(f"{exercise(kernel)} tensors, features {kernel.features()}")
+    if "--overread-pair" in sys.argv:
+        rooms, out = [libc.malloc(size) for size in (80, 64)], libc.malloc(PAIR_BYTES)
+        for room, size in zip(rooms, (80, 64), strict=True):
+            ctypes.memset(room, 0, size)
+        row = (ctypes.c_int64 * 5)(*rooms, 17, 0, 0)
+        kernel.measure_pairs(ctypes.addressof(row), 1, out)
+        sys.exit(0)
+    print(f"{exercise(kernel)} tensors, {exercise_pairs(kernel)} pairs, features {kernel.features()}")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ In: the index entries of both sides in execution order; a function that gives th
 names do not settle it. Out: an `Alignment`, in which every call is in exactly one bucket.
 
 1. Pairs that the user's map names.
-2. Calls that lead (forwards; at level aten both directions) by name and number, if on both sides the ops that both have were
-   called under the same names. Otherwise by their order: op, module and signature must agree; then, between those pairs, op and
-   module; then the op alone. So a call that is missing shifts nothing.
+2. Calls that lead (forwards; at level aten both directions) by name and number, if the ops that both sides have were called
+   equally often. Otherwise, and where the order of the ops says that numbers have shifted, by their order: op, module and
+   signature must agree; then, between those pairs, op and module; then the op alone. So a missing call shifts nothing.
 3. Calls that follow: a backward goes with its forward, a recomputed call with the call that it repeats.
 4. What has nobody to follow, because only backwards were recorded: as in 2.
 """
@@ -29,12 +29,12 @@ from tensorprobe.compare.call_columns import (
     read_columns,
     read_details,
 )
-from tensorprobe.compare.codes import Column, Mask, join, pack_both
+from tensorprobe.compare.codes import Column, Mask, join, pack_both, remaining
 from tensorprobe.compare.mapping import NameMap
 from tensorprobe.compare.names import canonical_op, op_without_prefix, without_prefix
 from tensorprobe.compare.nearest import Suggestion, Suggestions, nothing_paired_hint
 from tensorprobe.compare.order import OrderSearch, tokens_from_fine_to_coarse
-from tensorprobe.compare.sequence import METHODS, Method
+from tensorprobe.compare.sequence import METHODS, Matches, Method
 from tensorprobe.record.run import Entry
 
 __all__ = [
@@ -219,10 +219,26 @@ class _Work:
         if not len(rows):
             return
         by_name = None if self._options.fuzzy else self._by_name(rows, columns, kinds)
-        if by_name is not None:
+        if by_name is not None and np.array_equal(*kinds):
             self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
-        else:
-            self._pair_by_order(rows, columns, kinds)
+            return
+        if by_name is not None and self._in_own_module(rows, columns, by_name) == len(rows):
+            self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
+            return
+        by_order = self._by_order(rows, columns, kinds)
+        if by_name is not None and not self._is_better(by_order, by_name, rows, columns):
+            self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
+            return
+        self._pair(rows[by_order.baseline], columns[by_order.candidate], _SEQUENCE)
+        self._method = max(self._method, by_order.method, key=METHODS.index)
+
+    def _is_better(self, by_order: Matches, by_name: tuple[Column, Column], rows: Column, columns: Column) -> bool:
+        """Whether numbers have shifted: one call of an op is missing here and another one there.
+
+        Then the order puts more calls beside those of their own module, and leaves few alone.
+        """
+        ordered = self._in_own_module(rows, columns, by_order[:2])
+        return ordered > self._in_own_module(rows, columns, by_name) and 10 * ordered >= 9 * len(rows)
 
     def _by_name(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> tuple[Column, Column] | None:
         """The pairs by name and number; None when a call of an op that both sides have is without partner."""
@@ -234,35 +250,37 @@ class _Work:
         found = join(*pack_both((kinds[0], numbers[0][rows]), (kinds[1], numbers[1][columns])))
         return found if len(found[0]) == len(rows) else None
 
-    def _pair_by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> None:
+    def _in_own_module(self, rows: Column, columns: Column, found: tuple[Column, Column]) -> int:
+        """How many of the pairs are made of calls in the same module."""
+        (places, _), (other_places, _) = self._details_of_both()
+        return int((places[rows[found[0]]] == other_places[columns[found[1]]]).sum())
+
+    def _by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> Matches:
         search = OrderSearch(kinds, swapped=self._swapped)
         if self._options.fuzzy:
             search.find(kinds)
-        else:
-            all_places = self._details_of_both()
-            places, signatures = ((all_places[0][at][rows], all_places[1][at][columns]) for at in (0, 1))
-            for tokens in tokens_from_fine_to_coarse(kinds, places, signatures, self._unplaced()):
-                search.find(tokens)
-            search.find_where_counts_agree(kinds)
-        found, partners = search.found
-        self._pair(rows[found], columns[partners], _SEQUENCE)
-        self._method = max(self._method, search.method, key=METHODS.index)
-        if not self._options.fuzzy:
-            self._pair_moved_calls(rows, columns, kinds, places)
-
-    def _pair_moved_calls(
-        self, rows: Column, columns: Column, kinds: tuple[Column, Column], places: tuple[Column, Column]
-    ) -> None:
-        """Calls with the same name and number in the same module, in another order: threads may take turns differently."""
-        free = self.partners[0][rows] < 0, self.partners[1][columns] < 0
-        if not free[0].any() or not free[1].any():
-            return
-        left, right = (
-            (kind[mask], place[mask], side.number[at][mask])
-            for kind, place, mask, side, at in zip(kinds, places, free, self.sides, (rows, columns), strict=True)
+            return Matches(*search.found, search.method)
+        both = self._details_of_both()
+        places, signatures = ((both[0][at][rows], both[1][at][columns]) for at in (0, 1))
+        for tokens in tokens_from_fine_to_coarse(kinds, places, signatures, self._unplaced()):
+            search.find(tokens)
+        search.find_where_counts_agree(kinds)
+        # Threads may take turns differently: name, number and module say that it is the same call, although in another order.
+        left = remaining(len(rows), search.found[0]), remaining(len(columns), search.found[1])
+        moved = join(
+            *pack_both(
+                *(
+                    (kind[at], place[at], side.number[calls[at]])
+                    for kind, place, side, calls, at in zip(
+                        kinds, places, self.sides, (rows, columns), left, strict=True
+                    )
+                )
+            )
         )
-        found = join(*pack_both(left, right))
-        self._pair(rows[free[0]][found[0]], columns[free[1]][found[1]], _NAME)
+        found, partners = (
+            np.concatenate((old, at[new])) for old, at, new in zip(search.found, left, moved, strict=True)
+        )
+        return Matches(found, partners, search.method)
 
     def _details_of_both(self) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
         if self._places is None:
@@ -302,8 +320,11 @@ class _Work:
         one_sided = any(not side.leads.any() for side in self.sides)
         free = []
         for side, partners in zip(self.sides, self.partners, strict=True):
-            led = np.isin(side.stem, side.stem[side.leads])
-            free.append((partners < 0) & ~side.leads & (one_sided | ~led))
+            mask = (partners < 0) & ~side.leads
+            if not one_sided:
+                rows = np.flatnonzero(mask)
+                mask[rows] = ~np.isin(side.stem[rows], side.stem[side.leads]) if len(rows) else False
+            free.append(mask)
         return free[0], free[1]
 
     def result(self) -> Alignment:

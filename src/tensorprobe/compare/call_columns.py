@@ -7,9 +7,11 @@ for each distinct op, not for each call.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,15 +30,23 @@ class Detail(NamedTuple):
     signature: Hashable
 
 
+Key = TypeVar("Key")
+
+
+def _numbering() -> defaultdict[Key, int]:
+    """Gives each new key the next number when it is looked up; with `get` it is an ordinary dict."""
+    return defaultdict(count().__next__)
+
+
 class Vocabulary:
     """Numbers for what both sides speak of."""
 
     def __init__(self) -> None:
-        self.ops: dict[str, int] = {}
-        self.numbers: dict[str, int] = {}
-        self.repeats: dict[int, int] = {0: 0}
-        self.places: dict[tuple[str, str], int] = {}
-        self.signatures: dict[Hashable, int] = {}
+        self.ops: defaultdict[str, int] = _numbering()
+        self.numbers: defaultdict[str, int] = _numbering()
+        self.repeats: defaultdict[int, int] = _numbering()
+        self.places: defaultdict[tuple[str, str], int] = _numbering()
+        self.signatures: defaultdict[Hashable, int] = _numbering()
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,12 @@ class Columns:
     leads: Mask
     """Calls that are aligned for themselves; the others follow the one that has the same stem and leads."""
     spellings: dict[str, int]
+    op_of_spelling: Column
 
 
 def read_columns(entries: Sequence[Entry], vocabulary: Vocabulary, rename: Callable[[str], str]) -> Columns:
     """The columns of one side; `rename` is applied to its canonical ops."""
-    spellings: dict[str, int] = {}
+    spellings: defaultdict[str, int] = _numbering()
     numbers, repeats = vocabulary.numbers, vocabulary.repeats
     rows: tuple[list[int], ...] = ([], [], [], [])
     add_spelling, add_number, add_backward, add_repeat = (row.append for row in rows)
@@ -70,13 +81,13 @@ def read_columns(entries: Sequence[Entry], vocabulary: Vocabulary, rename: Calla
         except (ValueError, KeyError):
             op, number, direction = parse_call_name(name)
             backward = _IS_BACKWARD.get(direction, 0)
-        add_spelling(spellings.setdefault(op, len(spellings)))
-        add_number(numbers.setdefault(number, len(numbers)))
+        add_spelling(spellings[op])
+        add_number(numbers[number])
         add_backward(backward)
-        add_repeat(repeat and repeats.setdefault(repeat, len(repeats)))
+        add_repeat(repeat and 1 + repeats[repeat])
     spelling, number_column, backward_column, repeat_column = (np.array(row, dtype=np.int64) for row in rows)
     canonical = [rename(canonical_op(op)) for op in spellings]
-    ops = np.array([vocabulary.ops.setdefault(op, len(vocabulary.ops)) for op in canonical], dtype=np.int64)
+    ops = np.array([vocabulary.ops[op] for op in canonical], dtype=np.int64)
     # At level aten forward and backward are counted apart: equal numbers say nothing there.
     is_aten = np.array([op.startswith("Aten.") for op in canonical], dtype=np.bool_)[spelling]
     return Columns(
@@ -88,6 +99,7 @@ def read_columns(entries: Sequence[Entry], vocabulary: Vocabulary, rename: Calla
         stem=pack((spelling, number_column, backward_column * is_aten)),
         leads=(repeat_column == 0) & ((backward_column == 0) | is_aten),
         spellings=spellings,
+        op_of_spelling=ops,
     )
 
 
@@ -96,9 +108,7 @@ def common_numbers(columns: Columns, vocabulary: Vocabulary) -> Column | None:
 
     None when that cannot be done, because a call that would have to be counted has only its backward in the record.
     """
-    pairs = np.unique(pack((columns.op, columns.spelling)), return_index=True)[1]
-    merged_ops = np.flatnonzero(np.bincount(columns.op[pairs]) > 1)
-    merged = np.isin(columns.op, merged_ops)
+    merged = (np.bincount(columns.op_of_spelling) > 1)[columns.op]
     if not merged.any():
         return columns.number
     leading = np.flatnonzero(merged & columns.leads)
@@ -111,7 +121,7 @@ def common_numbers(columns: Columns, vocabulary: Vocabulary) -> Column | None:
     places = np.searchsorted(stems, columns.stem[rows]).clip(max=len(stems) - 1)
     if not np.array_equal(stems[places], columns.stem[rows]):
         return None
-    spelled = [vocabulary.numbers.setdefault(str(count), len(vocabulary.numbers)) for count in range(counts.max() + 1)]
+    spelled = [vocabulary.numbers[str(number)] for number in range(counts.max() + 1)]
     numbers = columns.number.copy()
     numbers[rows] = np.array(spelled, dtype=np.int64)[counts[order][places]]
     return numbers
@@ -121,11 +131,11 @@ def read_details(
     details: Sequence[Detail], vocabulary: Vocabulary, rename: Callable[[str], str]
 ) -> tuple[Column, Column]:
     """The columns `place` (level and module path) and `signature`; `rename` is applied to module paths."""
-    distinct: dict[Detail, int] = {}
-    rows = np.array([distinct.setdefault(detail, len(distinct)) for detail in details], dtype=np.int64)
+    distinct: defaultdict[Detail, int] = _numbering()
+    rows = np.array([distinct[detail] for detail in details], dtype=np.int64)
     places, signatures = vocabulary.places, vocabulary.signatures
-    place = [places.setdefault((level, rename(module)), len(places)) for level, module, _ in distinct]
-    signature = [signatures.setdefault(detail.signature, len(signatures)) for detail in distinct]
+    place = [places[level, rename(module)] for level, module, _ in distinct]
+    signature = [signatures[detail.signature] for detail in distinct]
     return np.array(place, dtype=np.int64)[rows], np.array(signature, dtype=np.int64)[rows]
 
 

@@ -38,7 +38,7 @@ class NameMap:
 
     def rule_for(self, op: str) -> str | None:
         """The longest beginning of a candidate's op that the map names; None when it names none."""
-        beginning = op
+        beginning = op if self.ops else ""
         while beginning:
             if beginning in self.ops:
                 return beginning
@@ -52,6 +52,8 @@ class NameMap:
 
     def rename_module(self, path: str) -> str:
         """A candidate's module path as the baseline calls it."""
+        if not self.ops:
+            return path
         renamed = self.rename_op(f"Module.{path}")
         return renamed[len("Module.") :] if renamed.startswith("Module.") else path
 

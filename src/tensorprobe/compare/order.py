@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tensorprobe.compare.codes import Column, Mask, count_common, dense_both, pack_both
+from tensorprobe.compare.codes import Column, Mask, count_common, dense_both, merge, pack_both, remaining
 from tensorprobe.compare.sequence import METHODS, Method, align_sequences, gaps
 
 
@@ -35,21 +35,20 @@ class OrderSearch:
         self._align(rows[equal[0]], columns[equal[1]], (in_gaps[0][equal[0]], in_gaps[1][equal[1]]))
 
     def _left(self, tokens: tuple[Column, Column]) -> tuple[Column, Column, tuple[Column, Column]]:
-        rows, columns = (
-            np.setdiff1d(np.arange(length), done, assume_unique=True)
-            for length, done in zip(self._lengths, self.found, strict=True)
-        )
+        rows, columns = (remaining(length, done) for length, done in zip(self._lengths, self.found, strict=True))
         in_gaps = pack_both(
             (gaps(self.found[0], rows), tokens[0][rows]), (gaps(self.found[1], columns), tokens[1][columns])
         )
         return rows, columns, in_gaps
 
     def _align(self, rows: Column, columns: Column, tokens: tuple[Column, Column]) -> None:
+        if not len(rows) or not len(columns):
+            return
         if self._swapped:
             partners, found, method = align_sequences(tokens[1], tokens[0])
         else:
             found, partners, method = align_sequences(*tokens)
-        self.found = np.union1d(self.found[0], rows[found]), np.union1d(self.found[1], columns[partners])
+        self.found = merge(self.found[0], rows[found]), merge(self.found[1], columns[partners])
         self.method = max(self.method, method, key=METHODS.index)
 
 
@@ -69,8 +68,8 @@ def tokens_from_fine_to_coarse(
     A pass for which most calls have no counterpart is left out: with another batch size or dtype nearly all signatures
     differ, and the few that agree by accident would pin the rest to the wrong places.
     """
-    placed = pack_both((kinds[0], places[0]), (kinds[1], places[1]))
-    signed = pack_both((placed[0], signatures[0]), (placed[1], signatures[1]))
+    placed = dense_both(*pack_both((kinds[0], places[0]), (kinds[1], places[1])))
+    signed = dense_both(*pack_both((placed[0], signatures[0]), (placed[1], signatures[1])))
     in_module = count_common(*placed)
     places_help = 2 * in_module >= count_common(*kinds)
     if places_help and 2 * count_common(*signed) >= in_module:
@@ -78,7 +77,7 @@ def tokens_from_fine_to_coarse(
     if places_help:
         yield placed
     # A module that only one side knows may be any: the model was wrapped, or a module got another name.
-    known = np.setdiff1d(np.intersect1d(*places), unplaced)
-    yield pack_both(
-        *((kind, np.where(np.isin(place, known), place + 1, 0)) for kind, place in zip(kinds, places, strict=True))
-    )
+    size = 1 + int(max(place.max(initial=0) for place in (*places, unplaced)))
+    known = np.minimum(*(np.bincount(place, minlength=size) for place in places)) > 0
+    known[unplaced] = False
+    yield pack_both(*((kind, np.where(known[place], place + 1, 0)) for kind, place in zip(kinds, places, strict=True)))

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorprobe.compare.codes import Column, Mask, dense_both, occurrences, pack_both
+from tensorprobe.compare.codes import Column, Mask, dense_both, merge, occurrences, pack_both, remaining
 
 Method = Literal["exact", "approximate", "coarse"]
 METHODS: tuple[Method, ...] = ("exact", "approximate", "coarse")
@@ -57,8 +57,8 @@ def align_sequences(baseline: Column, candidate: Column, *, most_edits: int = MO
     inner = _align_core(a, b, most_edits)
     found.append((rows[inner.baseline], columns[inner.candidate]))
     return Matches(
-        np.sort(np.concatenate([pair[0] for pair in found])),
-        np.sort(np.concatenate([pair[1] for pair in found])),
+        merge(*(pair[0] for pair in found)),
+        merge(*(pair[1] for pair in found)),
         inner.method,
     )
 
@@ -126,8 +126,7 @@ def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
     done: tuple[Column, Column] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     method: Method = "approximate"
     for has_more in (True,) * _MOST_ROUNDS + (False,):
-        rows = np.setdiff1d(np.arange(len(a)), done[0], assume_unique=True)
-        columns = np.setdiff1d(np.arange(len(b)), done[1], assume_unique=True)
+        rows, columns = remaining(len(a), done[0]), remaining(len(b), done[1])
         left = dense_both(*pack_both((gaps(done[0], rows), a[rows]), (gaps(done[1], columns), b[columns])))
         keep = _shared(*left)
         rows, columns, left = rows[keep[0]], columns[keep[1]], (left[0][keep[0]], left[1][keep[1]])
@@ -135,7 +134,7 @@ def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
         if not len(found[0]) or not has_more:
             *_, method = filled = _fill(*left, most_edits)
             found, has_more = filled[:2], False
-        done = np.union1d(done[0], rows[found[0]]), np.union1d(done[1], columns[found[1]])
+        done = merge(done[0], rows[found[0]]), merge(done[1], columns[found[1]])
         if not has_more:
             break
     return Matches(*done, method)

@@ -23,7 +23,7 @@ def external_of(measured: Measured, row: int, call: int) -> External:
     """What differs from the start, and how."""
     calls, rows = measured.calls, measured.rows
     slot = rows.slot[row]
-    argument = _argument(calls.op[call], slot)
+    argument = argument_name(calls.op[call], slot)
     is_parameter = bool(rows.grad[row]) or rows.side[row] == 2
     module = calls.module[call]
     if argument:
@@ -41,7 +41,8 @@ def external_of(measured: Measured, row: int, call: int) -> External:
     )
 
 
-def _argument(op: str, slot: str) -> str:
+def argument_name(op: str, slot: str) -> str:
+    """`weight` for `input.1` of a linear op; empty when nothing is known of the slot."""
     if slot.startswith("parameters."):
         return slot.removeprefix("parameters.")
     if slot.startswith("input.kwargs."):

@@ -29,6 +29,8 @@ class Family(IntFlag):
     """Not continuous: a noisy input may turn a decision."""
     RANDOM = 128
     """Draws random numbers."""
+    AVERAGES = 512
+    """Divides its sum by the number of terms, or by what they add up to."""
     CANCELS = 256
     """Subtracts numbers of the size of its input, whatever the size of the result."""
 
@@ -53,6 +55,10 @@ _MEMBERS: dict[Family, str] = {
         scaled_dot_product_attention multi_head_attention_forward lstm gru mse_loss l1_loss smooth_l1_loss
         huber_loss binary_cross_entropy binary_cross_entropy_with_logits npu_rms_norm all_reduce reduce_scatter
         reduce index_add scatter_add put index_put""",
+    Family.AVERAGES: """mean cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy
+        binary_cross_entropy_with_logits softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm
+        instance_norm normalize native_layer_norm native_batch_norm native_group_norm var std cosine_similarity
+        avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d npu_rms_norm""",
     Family.COMPOSITE: """scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell
         cross_entropy normalize einsum cosine_similarity gumbel_softmax npu_fusion_attention rotary_embedding
         local_response_norm binary_cross_entropy_with_logits""",

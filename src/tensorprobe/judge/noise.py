@@ -42,15 +42,22 @@ _ROUNDOFF = numpy.array([2.0 ** -_SIGNIFICANT_BITS.get(dtype.name, 2000) for dty
 _ACCUMULATOR = 2.0**-24
 """Sums of narrow floats are expected in float32."""
 
-RESULT_ROUNDINGS = 1.0
-COMPOSITE_ROUNDINGS = 4.0
-WIDE_FACTOR = 4.0
-"""Of float32 and wider, whose elementary functions differ by some units between libraries; narrow types are computed in
-float32 and rounded once."""
+RESULT_ROUNDINGS = 0.5
+"""RMS error in roundoffs of a narrow result. Two results that agree to float32 before they are rounded differ in few elements,
+by one unit each; half a roundoff lets an eighth of them differ."""
+COMPOSITE_FACTOR = 4.0
+WIDE_FACTOR = 8.0
+"""Of float32 and wider, whose elementary functions differ by some units between libraries."""
+LEAST_PEAK = 2.0
+"""Roundoffs by which a single element may differ: one unit in the last place."""
 SUM_FACTOR = 4.0
 GAIN = 16.0
 PEAK = 8.0
 """The greatest error may be so many times the RMS allowance: values vary in size within a tensor."""
+GREATEST_OFFSET = 1e3
+"""How far the values of a normalised tensor may lie from their mean, in deviations; beyond, nothing is excused."""
+GREATEST_RANGE = 100.0
+"""Arguments of an exponential further apart give zero: a mask of -1e9 does not excuse errors of the rest."""
 _TINY = 1e-300
 
 
@@ -148,23 +155,26 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     first, second = operands.top(call, is_backward & has_forward)
     size = numpy.where(product | is_backward, first[0] * second[0], 0.0)
     size = numpy.where(product, size, numpy.where(has(Family.CANCELS | Family.REDUCES) | is_backward, first[0], 0.0))
-    peak = numpy.where(product, numpy.sqrt(length) * PEAK * size + first[1] * second[1], numpy.sqrt(length) * first[1])
+    terms = numpy.where(has(Family.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
+    peak = numpy.where(product, terms * PEAK * size + first[1] * second[1], terms * first[1])
     jacobian = numpy.where(is_backward & has_forward, operands.steepness[numpy.maximum(forward[call], 0)], 1.0)
-    size = numpy.maximum(numpy.sqrt(length) * size * numpy.where(product, 1.0, jacobian), errors.rms)
+    size = numpy.maximum(terms * size * numpy.where(product, 1.0, jacobian), errors.rms)
     peak = numpy.maximum(numpy.maximum(peak * numpy.where(product, 1.0, jacobian), errors.peak), size)
 
     exact = has(Family.EXACT) & ~is_backward
-    roundings = numpy.where(exact, 0.0, numpy.where(has(Family.COMPOSITE), COMPOSITE_ROUNDINGS, RESULT_ROUNDINGS))
-    roundings = roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0)
+    roundings = RESULT_ROUNDINGS * numpy.where(has(Family.COMPOSITE), COMPOSITE_FACTOR, 1.0)
+    roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
+    peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
     accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
-    spread = numpy.where(has(Family.REDUCES | Family.EXPONENTIAL), 1 + operands.spread[call], 1.0)
-    sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * spread
+    steep = 1 + numpy.where(has(Family.EXPONENTIAL), operands.range[call], 0.0)
+    steep = steep + numpy.where(has(Family.DIVIDES) & has(Family.REDUCES), operands.offset[call], 0.0)
+    sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * steep
     noise = (
         roundings * errors.roundoff * errors.rms + sums * size,
-        2 * roundings * errors.roundoff * errors.peak + sums * peak,
+        peak_roundings * errors.roundoff * errors.peak + sums * peak,
     )
     carried = operands.relative[call]
-    gain = GAIN * numpy.where(has(Family.EXPONENTIAL | Family.DIVIDES), 1 + operands.spread[call], 1.0)
+    gain = GAIN * steep
     explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[call] * peak)
     jumps = numpy.where(has(Family.JUMPS) & (carried > 0), 2 * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
     divides = numpy.where(
@@ -201,14 +211,16 @@ class _Operands:
         self._rms, self._peaks = (self._top_two(rows.call, values, floats) for values in (errors.rms, errors.peak))
         self._counts = self._top_two(rows.call, errors.count, floats)
         centred = numpy.sqrt(numpy.maximum(errors.rms**2 - _clean(rows.figures["baseline_mean"]) ** 2, 0))
-        with numpy.errstate(all="ignore"):
-            ratio = numpy.minimum(errors.peak / numpy.maximum(centred, _TINY), 1e4)
-        self.spread = numpy.maximum(self._greatest(rows.call, numpy.where(errors.rms > 0, ratio, 0.0), floats), 0.0)
-        self.spread = numpy.maximum(self.spread, numpy.minimum(self._peaks[0], 1e4))
+        ratio = numpy.where(errors.rms > 0, errors.peak / numpy.maximum(centred, _TINY), 0.0)
+        # Of the largest input alone: a weight of nothing but ones has no spread, and is no reason for one.
+        largest = floats & (errors.count >= self._counts[0][rows.call])
+        self.offset = self._greatest(rows.call, numpy.minimum(ratio, GREATEST_OFFSET), largest)
+        self.range = self._greatest(rows.call, numpy.minimum(errors.peak, GREATEST_RANGE), largest)
         width = _finite_size(rows.figures["baseline_max"] - rows.figures["baseline_min"])
         wide_out = self._greatest(rows.call, width, (rows.side == 1) & everything)
         wide_in = self._greatest(rows.call, width, floats & (rows.side == 0))
-        self.steepness = numpy.clip(wide_out / numpy.maximum(wide_in, _TINY), 1.0, 1e4)
+        known = numpy.isfinite(wide_in) & (wide_in > 0)
+        self.steepness = numpy.where(known, numpy.clip(wide_out / numpy.where(known, wide_in, 1.0), 1.0, 1e4), 1.0)
 
     def join_forward(self, forward: Array, linked: Array) -> None:
         """A backward call works with what its forward call was given and what it made."""
@@ -217,7 +229,8 @@ class _Operands:
             (self.relative, self._all_relative),
             (self.peak_relative, self._all_relative),
             (self.element_relative, self.element_relative),
-            (self.spread, self.spread),
+            (self.offset, self.offset),
+            (self.range, self.range),
         ):
             values[linked] = numpy.maximum(values[linked], source[at])
         self.equal[linked] &= self._all_equal[at]

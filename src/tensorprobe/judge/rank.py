@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from tensorprobe.judge.externals import argument_name
 from tensorprobe.judge.limits import Limits, judge_by_limits
 from tensorprobe.judge.noise import Allowance, Errors, allow, errors_of
 from tensorprobe.judge.policy import Policy
@@ -65,6 +66,7 @@ class RankJudge:
         self._known: dict[Any, int] = {}
         self._drift = 0.0
         self._steps = 0
+        self._diverged = False
 
     def judge(self, measured: Measured) -> Opinion:
         """Verdicts and statuses of one step."""
@@ -119,6 +121,7 @@ class RankJudge:
             beyond |= verdict == DIVERGES
             self._remember(row, verdict, state)
         state.diverging[call] = beyond or diverging
+        self._diverged |= state.diverging[call]
         opinion.inputs[call] = inputs
         opinion.status[call] = self._status(call, state, beyond, diverging, amplified, seen or not outputs)
 
@@ -170,7 +173,13 @@ class RankJudge:
         verdict = DIVERGES if error > allowed or broken or (errors.exact[row] and not self._drift) else AGREES
         opinion.judged_by[row] = _NONFINITE if broken else _L2
         opinion.measured[row], opinion.allowed[row] = error, allowed
-        if verdict == DIVERGES and forward and not self._steps:
+        # Once something has diverged, a tensor of unknown origin may well follow from it; a parameter does not.
+        if (
+            verdict == DIVERGES
+            and forward
+            and not self._steps
+            and (not self._diverged or _is_parameter(row, call, state))
+        ):
             opinion.externals.append((row, call))
         self._known.setdefault(state.measured.keys[state.keys[row]], verdict)
         return verdict
@@ -181,6 +190,11 @@ class RankJudge:
         self._known[state.measured.keys[state.keys[row]]] = verdict
         if verdict == AGREES:
             self._drift = max(self._drift, state.drift[row])
+
+
+def _is_parameter(row: int, call: int, state: _State) -> bool:
+    rows, calls = state.measured.rows, state.measured.calls
+    return bool(rows.grad[row]) and bool(argument_name(calls.op[call], rows.slot[row]))
 
 
 class _State:
