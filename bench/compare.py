@@ -39,7 +39,7 @@ PEER = PEER_PYTHON.with_name("msprobe")
 PEER_ONCE = ("cold", "identical")
 """Variants that the peer runs in the first round only: it needs ten times as long as all of ours together."""
 OURS_EACH = 2
-"""How often ours runs for each run of the peer: it is short, and its figures scatter more."""
+"""How often ours runs for each run of the peer beside it: it is short, and its figures scatter more."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def list_tasks(size: Size, options: argparse.Namespace, number: int) -> Iterator
     for variant in (name for name in size.variants if name in options.variants):
         if options.peer and size.peer and (number == 0 or variant not in PEER_ONCE):
             yield Task(size.name, variant, "peer")
-        for _ in range(OURS_EACH):
+        for _ in range(OURS_EACH if size.peer else 1):
             for threads in options.threads:
                 yield Task(size.name, variant, "tensorprobe", threads)
 
@@ -123,9 +123,10 @@ def check_peer(task: Task, dumps: Dumps, done: Finished, output: Path) -> str | 
 
 
 def _failure(done: Finished) -> str:
-    """The exit code and the last line with words in it; a frame drawn around a message has none."""
+    """The exit code and the line that says why: the last one that names an error, or else the last one with words."""
     lines = [line.strip(" │|") for line in (done.stdout + done.stderr).splitlines() if re.search(r"\w", line)]
-    return f"exit {done.exit_code}: {''.join(lines[-1:])}"
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return f"exit {done.exit_code}: {''.join((errors or lines)[-1:])}"
 
 
 def run_rounds(size: Size | None, dumps: Dumps | None, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -140,7 +141,7 @@ def run_rounds(size: Size | None, dumps: Dumps | None, options: argparse.Namespa
             result = run_task(task, dumps, options)
             if "error" in result:
                 print(f"  failed: {result['error']}", file=sys.stderr, flush=True)
-            measured.setdefault(task, []).append(result)
+            measured.setdefault(task, []).append({"round": number, **result})
     about = {"calls": dumps.calls, "slots": dumps.slots, "pair_bytes": 2 * dumps.nbytes} if dumps else {}
     return [{**vars(task), **about, "rounds": rounds} for task, rounds in measured.items()]
 
@@ -184,7 +185,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--sizes", type=sizes, default=list(SIZES), help=f"commas between; of {', '.join(SIZES)}")
     parser.add_argument("--variants", type=variants, default=list(VARIANTS), help=", ".join(VARIANTS))
     parser.add_argument("--threads", type=numbers, default=["1", "2"], help="of tensorprobe; commas between")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="leave the published peer out")
     parser.add_argument(
         "--whole", action="store_true", help="give the peer small and summary whole: minutes for each run"

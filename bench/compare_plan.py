@@ -46,7 +46,7 @@ SIZES = {
     for size in (
         Size("large", {"float32": 2, "bfloat16": 1}, batch=4, sequence=480, width=1024),
         Size("middle", {"float32": 3, "bfloat16": 2}, batch=4, sequence=128, width=256),
-        _TINY,
+        replace(_TINY, variants=("noisy", "identical")),
         replace(_TINY, name="small-part", layers={"float32": 50}, peer=True, variants=("noisy",)),
         replace(_STATISTICS, variants=("noisy", "identical")),
         replace(_STATISTICS, name="summary-part", layers={"float32": 14}, peer=True, variants=("noisy",)),

@@ -1,7 +1,8 @@
 """What the compare benchmark says of its raw results: seconds, speeds, ratios, targets. Prints them; measures nothing.
 
-A case is `{size, variant, tool, threads, calls, slots, pair_bytes, rounds}`, a round what one process took. `÷ peer` is
-the peer's time over ours: of the medians, and of the fastest.
+A case is `{size, variant, tool, threads, calls, slots, pair_bytes, rounds}`; an item of `rounds` is what one process took,
+with the number of its round. A ratio is taken within a round, where both tools met the same machine, and only from
+rounds in which both gave a right answer: what one tool took in a quiet minute says nothing beside a busy one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ TARGETS = (("noisy", 1, 20.0), ("noisy", 2, 35.0), ("cold", 1, 12.0), ("cold", 2
 """Variant, our threads, how many times as fast as the peer on the large size."""
 BUSY_ABOVE = 0.5
 """A machine with this load before anything was started gives no figures to judge by."""
-COLUMNS = ["best s", "median s", "CPU s", "GB/s", "pairs/s", "÷ peer median", "÷ peer best", "÷ peer, no start"]
+DISTURBED_ABOVE = 1.5
+"""A case whose slowest process took this many times as long as its fastest is unfit for judging."""
+COLUMNS = ["best s", "median s", "CPU s", "GB/s", "pairs/s", "÷ peer", "÷ peer CPU", "÷ peer, no start"]
 COLUMNS += ["peak MB", "from disk MB"]
 NOTES = """\
 Whole processes. best, median: wall time over the rounds; CPU: median, child processes included.
 GB/s, pairs/s: bytes of both sides, and pairs of tensors, over the median, also where equal digests
-  saved the reading (identical). ÷ peer: the peer's time over ours.
+  saved the reading (identical).
+÷ peer: the peer's wall time over ours within a round; median over the rounds (least-greatest). CPU: the same of CPU time.
 no start: both less the median of their own `--help`, which is mostly loading the program.
 cold: the files were dropped from the page cache before; `from disk` shows whether they were. The peer's cold and
-identical runs are single ones. peak: memory of the largest process, mapped files included."""
+identical runs are single ones. peak: memory of the largest process, mapped files included.
+tool ~: disturbed. Its slowest process took over 1.5 times as long as its fastest; measure again."""
 
 
 def print_tables(machine: dict[str, Any], cases: list[Case]) -> None:
@@ -46,6 +51,7 @@ def print_tables(machine: dict[str, Any], cases: list[Case]) -> None:
             figures.add_section()
         before = case["size"]
         tool = case["tool"] + (f" -t {case['threads']}" if case["threads"] else "")
+        tool += " ~" if is_disturbed(case) else ""
         figures.add_row(case["size"], case["variant"], tool, *_figures(case, cases))
     console.print(figures)
     console.print(NOTES, highlight=False)
@@ -84,11 +90,40 @@ def _divided(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
 
 
-def _less_start(case: Case | None, cases: list[Case]) -> float | None:
-    """The median without what `--help` takes; None when nothing is left of it to speak of."""
-    whole = _median(case)
+def is_disturbed(case: Case | None) -> bool:
+    """Whether the machine did something else meanwhile."""
+    walls = _walls(case)
+    return bool(walls) and max(walls) > DISTURBED_ABOVE * min(walls)
+
+
+def _by_round(case: Case | None, clock: str) -> dict[int, float]:
+    """The median of each round in which every process of the case went well."""
+    rounds: dict[int, list[Any]] = {}
+    for result in case["rounds"] if case else []:
+        rounds.setdefault(result["round"], []).append(result.get(clock))
+    return {number: statistics.median(values) for number, values in rounds.items() if None not in values}
+
+
+def _ratios(peer: Case | None, case: Case | None, clock: str = "wall_s") -> list[float]:
+    """The peer's time over ours, of each round that both have."""
+    theirs, ours = _by_round(peer, clock), _by_round(case, clock)
+    return [theirs[number] / ours[number] for number in theirs if number in ours]
+
+
+def _spread(ratios: list[float]) -> str:
+    if not ratios:
+        return ""
+    middle = f"{statistics.median(ratios):.1f}"
+    return middle if len(ratios) == 1 else f"{middle} ({min(ratios):.1f}-{max(ratios):.1f})"
+
+
+def _less_start(case: Case | None, cases: list[Case], beside: Case | None = None) -> float | None:
+    """The median over the rounds, those only that `beside` has too, without what `--help` takes; None if too little."""
+    walls = _by_round(case, "wall_s")
+    shared = [wall for number, wall in walls.items() if beside is None or number in _by_round(beside, "wall_s")]
     start = _median(_find(cases, size="help", tool=case["tool"])) if case else None
-    return whole - start if whole is not None and start is not None and whole - start > 0.01 else None
+    rest = statistics.median(shared) - start if shared and start is not None else 0.0
+    return rest if rest > 0.01 else None
 
 
 def _figures(case: Case, cases: list[Case]) -> list[str]:
@@ -104,9 +139,9 @@ def _figures(case: Case, cases: list[Case]) -> list[str]:
         _text(_median(case, "cpu_s")),
         _text(_divided(case.get("pair_bytes", 0) / 1e9 or None, median)),
         _text(_divided(case.get("slots"), median), "{:,.0f}"),
-        _text(_divided(_median(peer), median), "{:.1f}"),
-        _text(_divided(_best(peer), _best(case)), "{:.1f}"),
-        _text(_divided(_less_start(peer, cases), _less_start(case, cases)), "{:.1f}"),
+        _spread(_ratios(peer, case)),
+        _spread(_ratios(peer, case, "cpu_s")),
+        _text(_divided(_less_start(peer, cases, case), _less_start(case, cases, peer)), "{:.1f}"),
         _text(_median(case, "peak_bytes"), "{:,.0f}", 1e-6),
         _text(_median(case, "disk_read_bytes"), "{:,.0f}", 1e-6),
     ]
@@ -120,10 +155,11 @@ def list_targets(cases: list[Case]) -> Iterator[tuple[str, str, str, bool]]:
     """(what, target, measured, reached) for each target that these cases can answer."""
     for variant, threads, target in TARGETS:
         case = _find(cases, size="large", variant=variant, tool="tensorprobe", threads=threads)
-        ratio = _divided(_median(_find(cases, size="large", variant=variant, tool="peer")), _median(case))
-        if ratio:
+        peer = _find(cases, size="large", variant=variant, tool="peer")
+        if ratios := _ratios(peer, case):
             label = f"large, {'cold' if variant == 'cold' else 'warm'}, {threads} threads"
-            yield label, f"≥ {target:.0f}x peer", f"{ratio:.1f}x", ratio >= target
+            label += " (disturbed)" if is_disturbed(case) or is_disturbed(peer) else ""
+            yield label, f"≥ {target:.0f}x peer", f"{_spread(ratios)}x", statistics.median(ratios) >= target
     small = _quickest(cases, "small")
     if (speed := _divided(small["slots"] if small else None, _median(small))) and small:
         net = _divided(small["slots"], _less_start(small, cases))

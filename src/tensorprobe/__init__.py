@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'tensorprobe' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = import_module(f"tensorprobe.{name}") if name in _CALLS else getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -82,7 +82,11 @@ def transformer(plan: Plan = Plan()) -> list[Made]:
 
 
 def record(
-    forwards: Iterable[Made], *, backward: bool = True, forward: bool = True, recomputed: Callable[[Made], bool] | None = None
+    forwards: Iterable[Made],
+    *,
+    backward: bool = True,
+    forward: bool = True,
+    recomputed: Callable[[Made], bool] | None = None,
 ) -> Recorded:
     """What a capture writes for these forwards: numbers from 0 for each op, backwards in reverse, recomputation before them."""
     result = Recorded([], [], [])
@@ -123,15 +127,18 @@ def align(baseline: Recorded, candidate: Recorded, options: Options = Options())
 
 
 def by_names(
-    baseline: Sequence[str], candidate: Sequence[str], options: Options = Options(), **modules: Sequence[str]
+    baseline: Sequence[str],
+    candidate: Sequence[str],
+    options: Options = Options(),
+    modules: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Alignment:
-    """The alignment of calls given by name alone, or with the modules of `baseline` and `candidate`."""
-    sides = [
+    """The alignment of calls given by name alone, or with the modules of both sides."""
+    names = baseline, candidate
+    paths = modules or tuple([""] * len(side) for side in names)
+    left, right = (
         Recorded(
-            [Entry(line, name, 0) for line, name in enumerate(names)],
-            [Detail("api", module, ()) for module in modules.get(side, [""] * len(names))],
-            [],
+            [Entry(line, name, 0) for line, name in enumerate(side)], [Detail("api", path, ()) for path in inside], []
         )
-        for side, names in (("baseline", baseline), ("candidate", candidate))
-    ]
-    return align(*sides, options)
+        for side, inside in zip(names, paths, strict=True)
+    )
+    return align(left, right, options)

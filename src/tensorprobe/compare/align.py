@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,7 @@ __all__ = [
 
 RunSideName = Literal["baseline", "candidate"]
 How = Literal["name", "sequence", "map"]
+_SIDES: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
 _HOWS: tuple[How, ...] = ("name", "sequence", "map")
 _NAME, _SEQUENCE, _MAP = range(3)
 
@@ -107,12 +109,17 @@ def align_calls(
     options: Options = PLAIN,
 ) -> Alignment:
     """The alignment of two sequences of calls, each in execution order."""
+    details = cache(details)
     first_difference = next(
         ((left[1:], right[1:]) for left, right in zip(baseline, candidate, strict=False) if left[1:] != right[1:]), None
     )
     if first_difference is None and len(baseline) == len(candidate) and options.mapping is None:
         everything = range(len(baseline))
         return Alignment([*zip(everything, everything, strict=True)], [], [], how=_how_counts([(_NAME, len(baseline))]))
+    if options == PLAIN:
+        same_names = _pairs_of_same_names(baseline, candidate, details)
+        if same_names is not None:
+            return Alignment(same_names, [], [], how=_how_counts([(_NAME, len(baseline))]))
     if first_difference is None:
         swapped = len(candidate) < len(baseline)
     else:
@@ -127,8 +134,43 @@ def align_calls(
     return work.result()
 
 
+def _pairs_of_same_names(
+    baseline: Sequence[Entry], candidate: Sequence[Entry], details: Callable[[RunSideName], Sequence[Detail]]
+) -> list[tuple[int, int]] | None:
+    """The short way for calls that only have another order (threads took turns differently).
+
+    None unless both sides have the same names, each once, and equal names stand in the same module.
+    """
+    if len(baseline) != len(candidate):
+        return None
+    rows = {entry[1:]: row for row, entry in enumerate(candidate)}
+    partners = [rows.get(entry[1:], -1) for entry in baseline]
+    if len(rows) != len(candidate) or len(set(partners)) != len(partners) or -1 in partners:
+        return None
+    others = details("candidate")
+    if any(detail.module != others[row].module for detail, row in zip(details("baseline"), partners, strict=True)):
+        return None
+    return [*enumerate(partners)]
+
+
 def _how_counts(counted: Sequence[tuple[int, int]]) -> dict[str, int]:
     return {_HOWS[how]: count for how, count in counted if count}
+
+
+class _Traits(NamedTuple):
+    """Columns of both sides: level and module, signature."""
+
+    places: tuple[Column, Column]
+    signatures: tuple[Column, Column]
+
+
+def _have_numbers_shifted(by_name: tuple[Column, Column], by_order: Matches, places: tuple[Column, Column]) -> bool:
+    """Whether one call of an op is missing here and another one there.
+
+    Then the order puts more calls beside those of their own module than the numbers do, and leaves few alone.
+    """
+    named, ordered = (int((places[0][rows] == places[1][others]).sum()) for rows, others in (by_name, by_order[:2]))
+    return ordered > named and 10 * ordered >= 9 * len(places[0])
 
 
 class _Work:
@@ -150,7 +192,6 @@ class _Work:
         self._vocabulary = Vocabulary()
         self._method: Method = "exact"
         self._unused: list[str] = []
-        self._places: tuple[tuple[Column, Column], tuple[Column, Column]] | None = None
         prefix, mapping = options.strip_prefix, options.mapping or NameMap()
         self._rename_paths = (
             lambda path: without_prefix(path, prefix),
@@ -166,7 +207,13 @@ class _Work:
             read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix)),
             read_columns(candidate, self._vocabulary, rename),
         )
-        self._unused += [f"{mapping.ops[op]} = {op}" for op in mapping.ops if op not in used]
+        # Where no modules were recorded as calls, a rule for modules is one for the paths of other calls.
+        has_modules = any(op.startswith("Module") for op in self.sides[1].spellings)
+        self._unused += [
+            f"{mapping.ops[op]} = {op}"
+            for op in mapping.ops
+            if op not in used and (has_modules or not op.startswith("Module."))
+        ]
         renamed = [
             mapping.rule_for(op_without_prefix(canonical_op(op), prefix)) is not None for op in self.sides[1].spellings
         ]
@@ -218,27 +265,23 @@ class _Work:
         kinds = kinds[0][known[0]], kinds[1][known[1]]
         if not len(rows):
             return
-        by_name = None if self._options.fuzzy else self._by_name(rows, columns, kinds)
-        if by_name is not None and np.array_equal(*kinds):
-            self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
+        if self._options.fuzzy:
+            search = OrderSearch(kinds, swapped=self._swapped)
+            search.find(kinds)
+            self._pair_by_order(rows, columns, Matches(*search.found, search.method))
             return
-        if by_name is not None and self._in_own_module(rows, columns, by_name) == len(rows):
-            self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
-            return
-        by_order = self._by_order(rows, columns, kinds)
-        if by_name is not None and not self._is_better(by_order, by_name, rows, columns):
-            self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
-            return
-        self._pair(rows[by_order.baseline], columns[by_order.candidate], _SEQUENCE)
-        self._method = max(self._method, by_order.method, key=METHODS.index)
+        by_name = self._by_name(rows, columns, kinds)
+        if by_name is None or not np.array_equal(*kinds):
+            traits = self._read_details(rows, columns)
+            by_order = self._by_order(rows, columns, kinds, traits)
+            if by_name is None or _have_numbers_shifted(by_name, by_order, traits.places):
+                self._pair_by_order(rows, columns, by_order)
+                return
+        self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
 
-    def _is_better(self, by_order: Matches, by_name: tuple[Column, Column], rows: Column, columns: Column) -> bool:
-        """Whether numbers have shifted: one call of an op is missing here and another one there.
-
-        Then the order puts more calls beside those of their own module, and leaves few alone.
-        """
-        ordered = self._in_own_module(rows, columns, by_order[:2])
-        return ordered > self._in_own_module(rows, columns, by_name) and 10 * ordered >= 9 * len(rows)
+    def _pair_by_order(self, rows: Column, columns: Column, found: Matches) -> None:
+        self._pair(rows[found.baseline], columns[found.candidate], _SEQUENCE)
+        self._method = max(self._method, found.method, key=METHODS.index)
 
     def _by_name(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> tuple[Column, Column] | None:
         """The pairs by name and number; None when a call of an op that both sides have is without partner."""
@@ -250,19 +293,10 @@ class _Work:
         found = join(*pack_both((kinds[0], numbers[0][rows]), (kinds[1], numbers[1][columns])))
         return found if len(found[0]) == len(rows) else None
 
-    def _in_own_module(self, rows: Column, columns: Column, found: tuple[Column, Column]) -> int:
-        """How many of the pairs are made of calls in the same module."""
-        (places, _), (other_places, _) = self._details_of_both()
-        return int((places[rows[found[0]]] == other_places[columns[found[1]]]).sum())
-
-    def _by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> Matches:
+    def _by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column], traits: _Traits) -> Matches:
+        places = traits.places
         search = OrderSearch(kinds, swapped=self._swapped)
-        if self._options.fuzzy:
-            search.find(kinds)
-            return Matches(*search.found, search.method)
-        both = self._details_of_both()
-        places, signatures = ((both[0][at][rows], both[1][at][columns]) for at in (0, 1))
-        for tokens in tokens_from_fine_to_coarse(kinds, places, signatures, self._unplaced()):
+        for tokens in tokens_from_fine_to_coarse(kinds, places, traits.signatures, self._unplaced()):
             search.find(tokens)
         search.find_where_counts_agree(kinds)
         # Threads may take turns differently: name, number and module say that it is the same call, although in another order.
@@ -282,13 +316,12 @@ class _Work:
         )
         return Matches(found, partners, search.method)
 
-    def _details_of_both(self) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
-        if self._places is None:
-            self._places = (
-                read_details(self._details("baseline"), self._vocabulary, self._rename_paths[0]),
-                read_details(self._details("candidate"), self._vocabulary, self._rename_paths[1]),
-            )
-        return self._places
+    def _read_details(self, rows: Column, columns: Column) -> _Traits:
+        read = []
+        for side, wanted, rename in zip(_SIDES, (rows, columns), self._rename_paths, strict=True):
+            details = self._details(side)
+            read.append(read_details([details[row] for row in wanted.tolist()], self._vocabulary, rename))
+        return _Traits((read[0][0], read[1][0]), (read[0][1], read[1][1]))
 
     def _unplaced(self) -> Column:
         """The places that name no module."""

@@ -164,7 +164,7 @@ def _measure_gathered(slots: tuple[Slot, Slot], addresses: tuple[int, int], held
 
 
 def _joined(parts: Array, starts: list[int]) -> Array:
-    return numpy.asarray(join_pairs(parts, starts)).reshape(1).astype(RAW)
+    return numpy.asarray(join_pairs(list(parts), starts)).reshape(1).astype(RAW)
 
 
 def _strided(slot: Slot, address: int) -> Array:

@@ -132,7 +132,8 @@ def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
         rows, columns, left = rows[keep[0]], columns[keep[1]], (left[0][keep[0]], left[1][keep[1]])
         found = _anchors(*left)
         if not len(found[0]) or not has_more:
-            *_, method = filled = _fill(*left, most_edits)
+            has_anchors = len(done[0]) > 0  # without them it is known that exactness takes too many edits
+            *_, method = filled = _fill(*left, most_edits, try_exactly=has_anchors)
             found, has_more = filled[:2], False
         done = merge(done[0], rows[found[0]]), merge(done[1], columns[found[1]])
         if not has_more:
@@ -140,9 +141,9 @@ def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
     return Matches(*done, method)
 
 
-def _fill(a: Column, b: Column, most_edits: int) -> Matches:
+def _fill(a: Column, b: Column, most_edits: int, *, try_exactly: bool) -> Matches:
     """Exactly, if that is possible; else step by step, and what is left when the steps are used up coarsely."""
-    exact = _shortest_edit(a, b, most_edits)
+    exact = _shortest_edit(a, b, most_edits) if try_exactly else None
     if exact is not None:
         return Matches(*exact, "approximate")
     found = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]

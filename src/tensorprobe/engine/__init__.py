@@ -1,9 +1,11 @@
 """Runs a comparison from end to end: opens two runs, measures and judges every rank, gathers the answer.
 
-Ranks are independent of each other: each is a task that runs here, in processes of this machine, or elsewhere.
+Ranks are independent of each other: each is a task that runs here, in processes of this machine, or elsewhere; the answer is
+the same, byte for byte.
 """
 
 from tensorprobe.engine.comparison import compare
 from tensorprobe.engine.result import Result, Rows
+from tensorprobe.engine.shards import ShardDone, compare_shard, merge_shards
 
-__all__ = ["Result", "Rows", "compare"]
+__all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "merge_shards"]

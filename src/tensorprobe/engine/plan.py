@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from tensorprobe.engine.places import Side
 from tensorprobe.engine.rank_task import RankTask
+from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare
-from tensorprobe.judge import Policy
 from tensorprobe.record import Run
 from tensorprobe.record.run import ranges
 
@@ -29,46 +30,37 @@ class Plan:
     """Reason → calls that are not compared."""
     notes: list[str] = field(default_factory=list)
 
-    def write_rows_to(self, folder: Path) -> None:
-        """Let each task write its rows into a file of its own there."""
-        self.tasks = [
-            msgspec.structs.replace(task, rows_file=str(folder / f".rows-rank{task.rank}.parquet"))
+    def tasks_with_rows_in(self, folder: Path) -> list[RankTask]:
+        """The tasks, each with a file of its own there for its rows."""
+        return [
+            msgspec.structs.replace(task, rows_file=str((folder / f"rows-rank{task.rank}.parquet").absolute()))
             for task in self.tasks
         ]
 
 
-def plan_tasks(
-    runs: tuple[Run, Run],
-    *,
-    steps: Sequence[int] | None,
-    ranks: Sequence[int] | None,
-    policy: Policy,
-    map_text: str | None,
-    strip_prefix: str | None,
-    fuzzy: bool,
-    threads: int,
-) -> Plan:
+def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
     """A task for each rank that both runs have; CannotCompare when there is none."""
+    policy, map_text = settings.load_policy(), settings.read_map()
+    runs, steps, ranks = (sides[0].run, sides[1].run), settings.wanted_steps, settings.wanted_ranks
     segments = [{key for key in run.segments() if _wanted(key, steps, ranks)} for run in runs]
     _demand_asked(runs, steps, ranks)
     common = segments[0] & segments[1]
     if not common:
-        raise CannotCompare(_nothing_in_common(runs, steps, ranks))
+        raise CannotCompare(_nothing_in_common(sides, steps, ranks))
     plan = Plan(tasks=[], policy=policy.name, steps=sorted({step for step, _ in common}))
     for rank in sorted({rank for _, rank in common}):
         at = sorted(step for step, other in common if other == rank)
         plan.tasks.append(
             RankTask(
-                baseline=str(runs[0].path),
-                candidate=str(runs[1].path),
+                baseline=sides[0].address,
+                candidate=sides[1].address,
                 rank=rank,
                 candidate_rank=rank,
                 steps=[(step, step) for step in at],
                 policy=policy,
                 map_text=map_text,
-                strip_prefix=strip_prefix,
-                fuzzy=fuzzy,
-                threads=threads,
+                strip_prefix=settings.strip_prefix,
+                fuzzy=settings.fuzzy,
             )
         )
     for name, run, mine in zip(("baseline", "candidate"), runs, segments, strict=True):
@@ -110,12 +102,13 @@ def _leave_out(plan: Plan, name: str, run: Run, only: set[tuple[int, int]], comm
         plan.notes.append(f"{kind} {numbers} is only in the {name}: {calls:,} calls not compared")
 
 
-def _nothing_in_common(runs: tuple[Run, Run], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> str:
+def _nothing_in_common(sides: tuple[Side, Side], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> str:
+    runs = [side.run for side in sides]
     held = [f"steps {ranges(run.steps) or '(none)'} of ranks {ranges(run.ranks) or '(none)'}" for run in runs]
     asked = "".join(
         f" --{kind} {ranges(numbers)}" for kind, numbers in (("steps", steps), ("ranks", ranks)) if numbers is not None
     )
     return (
         f"no step of a rank is in both runs{f' with{asked}' if asked else ''}.\n"
-        f"  Baseline '{runs[0].path}' holds {held[0]}, candidate '{runs[1].path}' {held[1]}."
+        f"  Baseline '{sides[0].said}' holds {held[0]}, candidate '{sides[1].said}' {held[1]}."
     )

@@ -56,13 +56,13 @@ class RankResult(msgspec.Struct, kw_only=True):
 
 
 def compare_rank(
-    task: RankTask, *, progress: Progress | None = None, keep: list[pa.RecordBatch] | None = None
+    task: RankTask, *, progress: Progress | None = None, write: Callable[[pa.RecordBatch], None] | None = None
 ) -> RankResult:
-    """Measure and judge every step of one rank; rows are appended to `keep`, or written to the task's file."""
+    """Measure and judge every step of one rank; rows are written to the task's file, or given to `write`, or dropped."""
     runs = (open_run(task.baseline), open_run(task.candidate))
     result = RankResult(rank=task.rank, answers=[], buckets=Buckets(), findings=[], findings_total=0)
     if task.rows_file is None:
-        _compare_steps(task, runs, result, progress, None if keep is None else keep.append)
+        _compare_steps(task, runs, result, progress, write)
     else:
         with TableWriter(Path(task.rows_file), "parquet") as writer:
             _compare_steps(task, runs, result, progress, writer.write)

@@ -72,9 +72,11 @@ class Rows(Sequence[Row]):
 class Result:
     """What `tensorprobe.compare` gives. `print(result)` shows what the command shows."""
 
-    def __init__(self, summary: Comparison, rows: Rows) -> None:
+    def __init__(self, summary: Comparison, rows: Rows, *, notices: Sequence[str] = ()) -> None:
         self.summary = summary
         self.rows = rows
+        self.notices = list(notices)
+        """What a reader of the written files should know, and the files do not say."""
 
     @property
     def divergence(self) -> Divergence | None:

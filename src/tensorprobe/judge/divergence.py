@@ -121,8 +121,9 @@ def conclude_step(measured: Measured, opinion: Opinion) -> StepAnswer:
     step = _Step(measured, opinion)
     rows, calls = measured.rows, measured.calls
     status = opinion.status
-    diverging = opinion.inputs == INPUTS.index("diverge")
-    numpy.logical_or.at(diverging, rows.call, opinion.verdict == DIVERGES)
+    diverging = numpy.zeros(len(calls.name), dtype=bool)
+    numpy.logical_or.at(diverging, rows.call, (opinion.verdict == DIVERGES) & (rows.side == SIDES.index("output")))
+    diverging[[call for _, call in opinion.externals]] = True
     details = {finding.index: finding for finding in reversed(measured.findings) if finding.kind not in _UNPAIRED}
 
     def first(mask: Any) -> Candidate | None:

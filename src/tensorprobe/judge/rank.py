@@ -43,6 +43,8 @@ SYSTEMATIC_SHARE = 0.25
 SYSTEMATIC_Z = 12.0
 ORIGIN_ROUNDOFFS = 2.0
 DRIFT_FACTOR = 8.0
+UNINITIALISED = "memory not yet initialised"
+"""The note of a result that capture has not recorded because nothing was written to it yet."""
 LATER_STEP_ERROR = 0.05
 """What parameters may differ by, relative, at the start of a later step when the calls that made them were not recorded."""
 
@@ -101,8 +103,8 @@ class RankJudge:
 
     def _judge_call(self, call: int, rows: range, state: _State) -> None:
         opinion, sides = state.opinion, state.sides
-        inputs = self._judge_inputs(call, [row for row in rows if sides[row] != 1], state)
         outputs = [row for row in rows if sides[row] == 1]
+        inputs = self._judge_inputs(call, [row for row in rows if sides[row] != 1], outputs, state)
         diverging = inputs == _INPUTS_DIVERGE
         beyond = amplified = seen = False
         for row in outputs:
@@ -114,6 +116,8 @@ class RankJudge:
             if explicit >= 0:
                 verdict = explicit
                 amplified |= diverging and verdict == DIVERGES and level == 3
+            elif call in state.filling and not state.equal[row]:
+                verdict = UNMEASURED
             else:
                 verdict = DIVERGES if level == 3 or (level and diverging) else AGREES
                 amplified |= level >= 2
@@ -132,13 +136,16 @@ class RankJudge:
             return _STRUCTURAL
         if beyond:
             return _AMPLIFIED if amplified else _INHERITED
+        if call in state.external:
+            return _INHERITED
         if not seen:
             return _UNMEASURED
         return _AMPLIFIED if amplified and not diverging else _AGREE
 
-    def _judge_inputs(self, call: int, rows: list[int], state: _State) -> int:
+    def _judge_inputs(self, call: int, rows: list[int], outputs: list[int], state: _State) -> int:
         """The verdict of each input, and what they are worth together; a backward call has those of its forward too."""
         opinion = state.opinion
+        overwritten = bool(outputs) and all(state.equal[row] for row in outputs)
         forward = state.measured.calls.forward[call]
         diverging = forward >= 0 and state.diverging[forward]
         seen = False
@@ -152,7 +159,11 @@ class RankJudge:
             verdict = state.explicit[row]
             if verdict < 0:
                 known = self._known.get(state.measured.keys[state.keys[row]])
-                verdict = known if known is not None else self._judge_origin(row, call, state)
+                if known is None:
+                    known = self._judge_origin(row, call, state, harmless=overwritten)
+                if known == UNMEASURED:
+                    state.filling.add(call)
+                verdict = known
             opinion.verdict[row] = verdict
             diverging |= verdict == DIVERGES
         if diverging:
@@ -161,8 +172,15 @@ class RankJudge:
             return _INPUTS_UNKNOWN
         return _IDENTICAL if state.operands_equal[call] else _INPUTS_AGREE
 
-    def _judge_origin(self, row: int, call: int, state: _State) -> int:
-        """A tensor that no recorded call has made: a parameter, data, or a sum made inside the autograd engine."""
+    def _judge_origin(self, row: int, call: int, state: _State, *, harmless: bool) -> int:
+        """A tensor that no recorded call has made: a parameter, data, or a sum made inside the autograd engine.
+
+        UNMEASURED for fresh memory that the call fills: what stands there before is nobody's result.
+        """
+        if state.is_fresh_memory(row, call):
+            return UNMEASURED
+        if harmless and state.changes(call):
+            return AGREES
         errors, opinion = state.errors, state.opinion
         forward = state.measured.calls.direction[call] == "forward"
         allowed = max(ORIGIN_ROUNDOFFS * float(errors.roundoff[row]), DRIFT_FACTOR * self._drift)
@@ -181,6 +199,7 @@ class RankJudge:
             and (not self._diverged or _is_parameter(row, call, state))
         ):
             opinion.externals.append((row, call))
+            state.external.add(call)
         self._known.setdefault(state.measured.keys[state.keys[row]], verdict)
         return verdict
 
@@ -219,8 +238,25 @@ class _State:
         self.explicit: list[int] = limits.verdict.tolist()
         self.structural = measured.calls.structural
         self.operands_equal: list[bool] = allowance.operands_equal.tolist()
+        self.filling: set[int] = set()
+        """Calls that write into memory that was never initialised."""
+        self.external: set[int] = set()
+        notes = zip(measured.rows.note, measured.rows.shapes[0], measured.rows.dtype_names[0], strict=True)
+        self._fresh = {(shape, dtype) for note, shape, dtype in notes if note == UNINITIALISED}
         size = numpy.maximum(allowance.size, 1e-300)
         self.drift: list[float] = numpy.minimum(errors.rms_error / size, 1.0).tolist()
+
+    def changes(self, call: int) -> bool:
+        """Whether the call writes into one of its arguments."""
+        calls, slots = self.measured.calls, self.measured.rows.slot
+        end = calls.first_row[call + 1] if call + 1 < len(calls.first_row) else len(slots)
+        named = any(slot.startswith("output.changed") for slot in slots[calls.first_row[call] : end])
+        return named or calls.op[call].endswith("_")
+
+    def is_fresh_memory(self, row: int, call: int) -> bool:
+        """Whether a differing input is of the shape of memory that was allocated bare, and the call writes into it."""
+        rows = self.measured.rows
+        return (rows.shapes[0][row], rows.dtype_names[0][row]) in self._fresh and self.changes(call)
 
 
 def _against_allowance(measured: Measured, errors: Errors, allowance: Allowance, factor: Array) -> _Judged:

@@ -213,8 +213,8 @@ static PyMethodDef functions[] = {
     {"summarize_many", (PyCFunction)(void (*)(void))native_summarize_many, METH_FASTCALL,
      "summarize_many(rows_address, n, out_address): n rows of int64 (address, count, code) to n rows of 4 doubles and 2 int64"},
     {"measure_pairs", (PyCFunction)(void (*)(void))native_measure_pairs, METH_FASTCALL,
-     "measure_pairs(rows_address, n, out_address): n rows of int64 (baseline address, candidate address, count, baseline code, "
-     "candidate code) to n rows of 11 doubles and 16 int64"},
+     "measure_pairs(rows_address, n, out_address): n rows of int64 (baseline address, candidate address, count, baseline "
+     "code, candidate code) to n rows of 11 doubles and 16 int64"},
     {"copy", (PyCFunction)(void (*)(void))native_copy, METH_FASTCALL, "copy(dst_address, src_address, nbytes)"},
     {"features", native_features, METH_NOARGS, "features() -> names of the vector instructions in use"},
     {NULL, NULL, 0, NULL},

@@ -6,8 +6,8 @@
  *
  * The order of summation is that of _moments.h, so that twin_pairs.py gives the same bits: lanes within a block of 2048
  * values, the lanes of the blocks in order, the lanes folded at the end; distances are folded for each block. A block is
- * worked off in pieces of PIECE values, which stand in the first-level cache as doubles for all the loops of _scans.h; that
- * changes nothing in the order. The loops know nothing of NaN and infinity: both show in the sums of squares, and then the
+ * worked off in pieces of PIECE values, which stand in the first-level cache for all the loops of _scans.h, as floats or as
+ * doubles; that changes nothing in the order. The loops know nothing of NaN and infinity: both show in the sums of squares, and then the
  * piece is made again with zeros in their place. Of a piece whose bytes are equal only the squares are made.
  */
 
@@ -40,7 +40,7 @@ typedef struct { /* a pair, and how it is to be measured */
 
 typedef struct { /* a piece of a pair; rows are filled up with zeros */
     size_t start, n, padded;
-    const float *floats_a, *floats_b;   /* in the tensor itself where that will do, else in the room below */
+    const float *floats_a, *floats_b; /* in the tensor itself where that will do, else in the room below */
     const uint32_t *words_a, *words_b;
     float float_room[2][PIECE];
     uint32_t word_room[2][PIECE];
@@ -63,8 +63,9 @@ static double (*other_sums(Gauge *gauge))[LANES] {
 }
 
 static Pair pair_of(const int64_t *row) {
-    Pair pair = {{(const unsigned char *)(intptr_t)row[0], (int)row[3]}, {(const unsigned char *)(intptr_t)row[1], (int)row[4]},
-                 0, 0, BY_ORDINALS, 0, 0, {0, 0, 0, 0}};
+    const Side a = {(const unsigned char *)(intptr_t)row[0], (int)row[3]};
+    const Side b = {(const unsigned char *)(intptr_t)row[1], (int)row[4]};
+    Pair pair = {a, b, 0, 0, BY_ORDINALS, 0, 0, {0, 0, 0, 0}};
     const Kind *kind_a = &kinds[pair.a.code], *kind_b = &kinds[pair.b.code];
     const Format *p = &formats[pair.a.code], *q = &formats[pair.b.code], *coarse;
     pair.parts = kind_a->parts > kind_b->parts ? kind_a->parts : kind_b->parts;
@@ -187,7 +188,8 @@ static int note_values(const Pair *pair, double a, double b, size_t number, Pair
 static int64_t clean_floats_of(const Pair *pair, Piece *piece, PairFigures *figures) {
     const size_t nbytes = piece->padded * sizeof(float);
     int64_t dropped = 0;
-    float *a = memmove(piece->float_room[0], piece->floats_a, nbytes), *b = memmove(piece->float_room[1], piece->floats_b, nbytes);
+    float *a = memmove(piece->float_room[0], piece->floats_a, nbytes);
+    float *b = memmove(piece->float_room[1], piece->floats_b, nbytes);
     uint32_t *words_a = memmove(piece->word_room[0], piece->words_a, nbytes);
     uint32_t *words_b = memmove(piece->word_room[1], piece->words_b, nbytes);
     for (size_t i = 0; i < piece->n; i++) {
@@ -287,7 +289,7 @@ static void measure_piece(const Pair *pair, Piece *piece, Gauge *gauge) {
     if (measure_equal(pair, piece, gauge)) {
         unreal = -finite;
     } else {
-        const int64_t dropped = pair->way == BY_WORDS ? measure_floats(pair, piece, gauge) : measure_doubles(pair, piece, gauge);
+        const int64_t dropped = (pair->way == BY_WORDS ? measure_floats : measure_doubles)(pair, piece, gauge);
         finite -= dropped;
         unreal = dropped + (int64_t)(piece->padded - piece->n); /* in the loops, they counted as 0 against 0 */
     }

@@ -196,8 +196,10 @@ AVX2 static void raise_quotient(const float *a, const float *b, Errors *errors) 
 /* The exact greatest error of a piece, if it is above that of the pieces before. */
 AVX2 static void raise_error(const float *a, const float *b, size_t n, Errors *errors) {
     __m256d max = _mm256_setzero_pd();
-    for (size_t i = 0; i < n; i += 4)
-        max = _mm256_max_pd(max, magnitude(_mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(b + i)), _mm256_cvtps_pd(_mm_loadu_ps(a + i)))));
+    for (size_t i = 0; i < n; i += 4) {
+        const __m256d x = _mm256_cvtps_pd(_mm_loadu_ps(a + i)), y = _mm256_cvtps_pd(_mm_loadu_ps(b + i));
+        max = _mm256_max_pd(max, magnitude(_mm256_sub_pd(y, x)));
+    }
     const double greatest = greatest_of(max);
     if (greatest <= errors->max_abs) return;
     errors->max_abs = greatest;

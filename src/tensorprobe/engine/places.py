@@ -1,0 +1,136 @@
+"""Where the two runs are: a folder here, or behind a URL from which just what is needed is fetched.
+
+Of a run behind a URL the process that plans and gathers holds the index (manifest, ranks, calls, stacks); a task
+fetches the tensors of its own rank, and they are removed with it. Only names that a run has are fetched, so nothing is
+ever written outside the temporary folder. What is said of a run is the place that the user gave.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tensorprobe.engine.rank_task import RankTask
+from tensorprobe.engine.remote import RemoteFolder, is_in_memory, is_url, local_path
+from tensorprobe.engine.settings import CompareSettings
+from tensorprobe.errors import RunNotFound, SettingsError, TensorprobeError
+from tensorprobe.record import Run, open_run
+
+_NUMBER = "(0|[1-9][0-9]{0,17})"
+_RANK_FILE = re.compile(rf"rank{_NUMBER}\.json")
+_SEGMENT_FILE = re.compile(rf"step{_NUMBER}/rank{_NUMBER}/(calls\.jsonl|stacks\.jsonl|tensors\.bin)")
+_SHOWN = 5
+
+Place = str | os.PathLike[str] | Run
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: as the user named it, as a task finds it wherever it runs, and open."""
+
+    said: str
+    address: str
+    run: Run
+
+
+@contextmanager
+def open_sides(baseline: Place, candidate: Place, settings: CompareSettings) -> Iterator[tuple[Side, Side]]:
+    """Both runs, open for planning and gathering; what was fetched for it is removed at the end."""
+    with ExitStack() as stack:
+        sides = [stack.enter_context(_open_side(place, settings)) for place in (baseline, candidate)]
+        yield sides[0], sides[1]
+
+
+@contextmanager
+def _open_side(place: Place, settings: CompareSettings) -> Iterator[Side]:
+    if isinstance(place, Run):
+        yield Side(str(place.path), str(place.path.absolute()), place)
+        return
+    path = local_path(place)
+    if path is not None:
+        said = os.fspath(place) if is_url(os.fspath(place)) else str(path)
+        yield Side(said, str(path.absolute()), open_run(path))
+        return
+    url = os.fspath(place)
+    if settings.leaves_process and is_in_memory(url):
+        raise SettingsError(
+            f"{url!r} is in the memory of this process; other processes cannot see it. Use one job here."
+        )
+    with _temporary() as folder, _spoken_of(folder, url):
+        _fetch_index(RemoteFolder(url), folder, settings)
+        yield Side(url, url, open_run(folder))
+
+
+@contextmanager
+def fetched(task: RankTask) -> Iterator[RankTask]:
+    """The task with both runs on this machine."""
+    with ExitStack() as stack:
+        here = []
+        for place, rank, at in ((task.baseline, task.rank, 0), (task.candidate, task.candidate_rank, 1)):
+            if not is_url(place):
+                here.append(place)
+                continue
+            folder = stack.enter_context(_temporary())
+            stack.enter_context(_spoken_of(folder, place))
+            _fetch_rank(RemoteFolder(place), folder, rank, [pair[at] for pair in task.steps])
+            here.append(str(folder))
+        yield msgspec.structs.replace(task, baseline=here[0], candidate=here[1])
+
+
+def _fetch_index(source: RemoteFolder, folder: Path, settings: CompareSettings) -> None:
+    """The small files of a run, and a folder for each step and rank, so that the copy holds as many of them."""
+    names = _names_of_run(source)
+    wanted = ["manifest.json", *(name for name in names if _RANK_FILE.fullmatch(name))]
+    steps, ranks = settings.wanted_steps, settings.wanted_ranks
+    for name in names:
+        if match := _SEGMENT_FILE.fullmatch(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            chosen = (steps is None or int(match[1]) in steps) and (ranks is None or int(match[2]) in ranks)
+            if chosen and match[3] != "tensors.bin":
+                wanted.append(name)
+    source.get({name: folder / name for name in wanted})
+
+
+def _fetch_rank(source: RemoteFolder, folder: Path, rank: int, steps: Sequence[int]) -> None:
+    """Everything of one rank in these steps."""
+    names = _names_of_run(source)
+    wanted = ["manifest.json"]
+    for name in names:
+        part, segment = _RANK_FILE.fullmatch(name), _SEGMENT_FILE.fullmatch(name)
+        if (part and int(part[1]) == rank) or (segment and int(segment[2]) == rank and int(segment[1]) in steps):
+            wanted.append(name)
+    source.get({name: folder / name for name in wanted})
+
+
+def _names_of_run(source: RemoteFolder) -> list[str]:
+    names = source.names()
+    if "manifest.json" not in names:
+        held = (
+            f"It holds {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}." if names else "It is empty."
+        )
+        raise RunNotFound(f"no run in {source.url!r} (no manifest.json).\n  {held}")
+    return names
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tensorprobe-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _spoken_of(folder: Path, url: str) -> Iterator[None]:
+    """An error that names the temporary copy names the URL instead."""
+    try:
+        yield
+    except TensorprobeError as error:
+        if str(folder) not in str(error):
+            raise
+        raise type(error)(str(error).replace(str(folder), url)) from None

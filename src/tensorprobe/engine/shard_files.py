@@ -1,0 +1,201 @@
+"""What a shard leaves in the output folder, and reading it back without trusting it.
+
+`shard-i-of-n.json` says what was asked and what came out, `shard-i-of-n-rankR.parquet` holds the rows of a rank. Shards belong
+together when they were asked the same; a shard that is missing, damaged or of another comparison is CannotCompare with
+the command that mends it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.engine.output import Output
+from tensorprobe.engine.places import Side
+from tensorprobe.engine.plan import Plan
+from tensorprobe.engine.rank_task import RankResult, RankTask
+from tensorprobe.engine.settings import CompareSettings, TableForm
+from tensorprobe.errors import CannotCompare
+from tensorprobe.judge import Policy
+from tensorprobe.record.run import ranges
+from tensorprobe.version import VERSION
+
+FORMAT = "tensorprobe-shard"
+SHARD_FILE = re.compile(r"shard-([1-9][0-9]{0,8})-of-([1-9][0-9]{0,8})\.json")
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A run: as the user named it, where it is, and when it was recorded."""
+
+    said: str
+    address: str
+    created: str
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked. Shards belong together when they were asked the same."""
+
+    baseline: Origin
+    candidate: Origin
+    policy: Policy
+    map_text: str | None
+    strip_prefix: str | None
+    fuzzy: bool
+    table: TableForm
+    workbook: bool
+    ranks: list[tuple[int, int, list[tuple[int, int]]]]
+    """Every task of the whole comparison: rank, the candidate's rank, steps of both."""
+    steps: list[int]
+    skipped: dict[str, int]
+    notes: list[str]
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `shard-i-of-n.json`."""
+
+    format: str
+    tool: str
+    number: int
+    of: int
+    question: Question
+    results: list[RankResult]
+    elapsed_s: float
+
+
+def question_of(sides: tuple[Side, Side], plan: Plan, settings: CompareSettings) -> Question:
+    """What a comparison asks."""
+    task = plan.tasks[0]
+    origins = [Origin(side.said, side.address, side.run.manifest.created) for side in sides]
+    return Question(
+        baseline=origins[0],
+        candidate=origins[1],
+        policy=task.policy,
+        map_text=task.map_text,
+        strip_prefix=task.strip_prefix,
+        fuzzy=task.fuzzy,
+        table=settings.table,
+        workbook=settings.workbook,
+        ranks=[(task.rank, task.candidate_rank, task.steps) for task in plan.tasks],
+        steps=plan.steps,
+        skipped=plan.skipped,
+        notes=plan.notes,
+    )
+
+
+def plan_of(question: Question) -> Plan:
+    """The plan of the whole comparison, as it was made for each shard."""
+    tasks = [
+        RankTask(
+            baseline=question.baseline.address,
+            candidate=question.candidate.address,
+            rank=rank,
+            candidate_rank=candidate_rank,
+            steps=steps,
+            policy=question.policy,
+            map_text=question.map_text,
+            strip_prefix=question.strip_prefix,
+            fuzzy=question.fuzzy,
+        )
+        for rank, candidate_rank, steps in question.ranks
+    ]
+    return Plan(
+        tasks=tasks,
+        policy=question.policy.name,
+        steps=question.steps,
+        skipped=question.skipped,
+        notes=question.notes,
+    )
+
+
+def rows_name(number: int, of: int, rank: int) -> str:
+    """The name of the file with the rows of a rank."""
+    return f"shard-{number}-of-{of}-rank{rank}.parquet"
+
+
+def read_shards(output: Output) -> list[Shard]:
+    """All shards of the folder, in order; CannotCompare when one is missing, unreadable or of another comparison."""
+    found = {
+        match[0]: (int(match[1]), int(match[2])) for name in output.names() if (match := SHARD_FILE.fullmatch(name))
+    }
+    if not found:
+        raise CannotCompare(
+            f"no shard in '{output.said}'. Make them with: tensorprobe compare BASELINE CANDIDATE -o {output.said} --shard 1/N"
+        )
+    divisions = sorted({of for _, of in found.values()})
+    if len(divisions) > 1:
+        held = "; ".join(
+            f"of {of}: {ranges(sorted(number for number, n in found.values() if n == of))}" for of in divisions
+        )
+        raise CannotCompare(
+            f"'{output.said}' holds shards of different divisions ({held}).\n  Remove the files of those that are not wanted."
+        )
+    of = divisions[0]
+    missing = [number for number in range(1, of + 1) if (number, of) not in found.values()]
+    if missing:
+        raise CannotCompare(
+            f"'{output.said}' holds {len(found)} of {of} shards; {ranges(missing)} {'is' if len(missing) == 1 else 'are'} "
+            f"missing.\n  Run it with the same settings and --shard {missing[0]}/{of}."
+        )
+    names = sorted(found, key=lambda name: found[name])
+    shards = [_read_shard(path, found[path.name]) for path in output.held(names)]
+    for shard in shards[1:]:
+        _demand_same_question(shards[0], shard, output.said)
+    return shards
+
+
+def _read_shard(path: Path, expected: tuple[int, int]) -> Shard:
+    again = f"Run it again with --shard {expected[0]}/{expected[1]}."
+    try:
+        shard = msgspec.convert(msgspec.json.decode(path.read_bytes()), Shard, strict=False)  # not strict: "NaN"
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CannotCompare(f"'{path.name}' cannot be read as a shard: {error}.\n  {again}") from None
+    if shard.format != FORMAT or (shard.number, shard.of) != expected:
+        raise CannotCompare(f"'{path.name}' is not what its name says.\n  {again}")
+    if shard.tool != VERSION:
+        raise CannotCompare(f"'{path.name}' was made by tensorprobe {shard.tool}, this is {VERSION}.\n  {again}")
+    return shard
+
+
+def _demand_same_question(first: Shard, other: Shard, place: str) -> None:
+    ours, theirs = (msgspec.structs.asdict(shard.question) for shard in (first, other))
+    different = [name for name in ours if ours[name] != theirs[name]]
+    if different:
+        name = different[0]
+        raise CannotCompare(
+            f"shards {first.number} and {other.number} of {first.of} in '{place}' do not belong together: "
+            f"they differ in {', '.join(different)}.\n"
+            f"  {name}: {_shortly(ours[name])} against {_shortly(theirs[name])}. Run one of them again with the settings of the other."
+        )
+
+
+def _shortly(value: Any) -> str:
+    text = str(value)
+    if isinstance(value, Policy):
+        text = f"{value.name}, {len(value.rules)} rules"
+    elif isinstance(value, Origin):
+        text = f"{value.address} (recorded {value.created})"
+    return text if len(text) < 100 else text[:100] + "…"
+
+
+def read_parts(output: Output, names: dict[int, str], results: dict[int, RankResult]) -> list[Path]:
+    """The files with the rows, in the order of the ranks; each must hold as many as its shard says."""
+    held = set(output.names())
+    for name in names.values():
+        if name not in held:
+            raise CannotCompare(f"'{name}' is missing in '{output.said}'. Run its shard again.")
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    paths = output.held(list(names.values()))
+    for path, rank in zip(paths, names, strict=True):
+        wanted = sum(answer.rows for answer in results[rank].answers)
+        try:
+            found = parquet.read_metadata(path).num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise CannotCompare(f"'{path.name}' is damaged: {error}. Run its shard again.") from None
+        if found != wanted:
+            raise CannotCompare(f"'{path.name}' holds {found:,} rows, not {wanted:,}. Run its shard again.")
+    return paths

@@ -1,0 +1,109 @@
+"""Policies: the built-in ones, a user's own, and what is wrong with a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorprobe
+from tensorprobe.errors import SettingsError
+from tensorprobe.judge import POLICIES, load_policy
+from tests.made_runs import call, write
+
+X = np.linspace(-1, 1, 64, dtype=np.float32)
+
+
+def runs(folder: Path, *, scale: float = 1.05) -> tuple[Path, Path]:
+    calls = [
+        [
+            call("Functional.linear.0.forward", inputs=[X], outputs=[X * np.float32(factor)]),
+            call("Functional.gelu.0.forward", inputs=[X], outputs=[X * np.float32(factor)], module="mlp"),
+        ]
+        for factor in (1.0, scale)
+    ]
+    return write(folder / "a", calls[0]), write(folder / "b", calls[1])
+
+
+def named(folder: Path, text: str, **options: float) -> list[str]:
+    """The calls that diverge under a policy."""
+    file = folder / "mine.toml"
+    file.write_text(text)
+    result = tensorprobe.compare(*runs(folder, **options), policy=str(file))
+    assert result.summary.policy in ("mine", "named")
+    return sorted({row.call for row in result.rows if row.verdict == "diverges" and row.side == "output"})
+
+
+def test_the_built_in_policies_have_these_names() -> None:
+    assert list(POLICIES) == ["noise-aware", "bitwise", "seed-2023", "seed-2024"]
+
+
+def test_rules_of_a_user_come_first_and_the_base_judges_the_rest(tmp_path: Path) -> None:
+    text = 'name = "named"\n[[rule]]\ncall = "Functional.linear.*"\nignore = true\n'
+    assert named(tmp_path, text) == ["Functional.gelu.0.forward"]
+
+
+@pytest.mark.parametrize(
+    ("match", "left"),
+    [
+        ('op = "Functional.gelu"', "Functional.linear.0.forward"),
+        ('module = "mlp"', "Functional.linear.0.forward"),
+        ('call = "*linear*"', "Functional.gelu.0.forward"),
+    ],
+)
+def test_rules_match_by_name_op_and_module(tmp_path: Path, match: str, left: str) -> None:
+    assert named(tmp_path, f"[[rule]]\n{match}\nignore = true\n") == [left]
+
+
+def test_rules_match_by_dtype_and_slot(tmp_path: Path) -> None:
+    assert named(tmp_path, '[[rule]]\ndtype = "float32"\nslot = "output.*"\nignore = true\n') == []
+    assert len(named(tmp_path, '[[rule]]\ndtype = "bfloat16"\nignore = true\n')) == 2
+
+
+def test_a_limit_of_ones_own(tmp_path: Path) -> None:
+    text = "[[rule]]\ndiverges = [{ max_abs = 0.04, relative_l2 = 0.01 }]\n"
+    assert len(named(tmp_path, text)) == 2
+    assert named(tmp_path, text, scale=1.03) == []
+
+
+def test_more_noise_can_be_allowed(tmp_path: Path) -> None:
+    assert named(tmp_path, "[[rule]]\nnoise = 1e7\n") == []
+
+
+def test_a_figure_that_was_not_measured_is_not_judged(tmp_path: Path) -> None:
+    a, b = (write(tmp_path / name, [call("Functional.gelu.0.forward", outputs=[X * scale])], mode="summary") for name, scale in (("a", 1), ("b", 2)))
+    result = tensorprobe.compare(a, b, policy="seed-2023")
+    assert [row.verdict for row in result.rows] == ["unmeasured"]
+    assert result.summary.statuses["unmeasured"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("noise-awre", "no policy is called 'noise-awre'. Did you mean 'noise-aware'"),
+        ("absent.toml", "no policy file"),
+    ],
+)
+def test_a_policy_that_is_not_there(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[rule", "cannot be used"),
+        ("[[rule]]\nmax_abs = 1\n", "max_abs"),
+        ("[[rule]]\nignore = true\nnoise = 2.0\n", "exactly one of noise, diverges, ignore; it has 2"),
+        ("[[rule]]\ndiverges = [{ max_bas = 1.0 }]\n", "'max_bas' is no figure. Did you mean 'max_abs'"),
+        ("[[rule]]\ndiverges = [{}]\n", "without a figure"),
+        ("[[rule]]\nnoise = -1.0\n", "greater than 0"),
+        ('base = "seed-2022"\n', "'seed-2022' in .* is no policy. Did you mean 'seed-202"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_file_is_said(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        load_policy(str(file))
