@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from tensorprobe.compare.align import Alignment, Detail, Options, align_calls
+from tensorprobe.compare.align import PLAIN, Alignment, Detail, Options, align_calls
 from tensorprobe.record.run import Entry
 
 
@@ -35,7 +35,10 @@ class Plan(NamedTuple):
     module_calls: bool = False
 
 
-def transformer(plan: Plan = Plan()) -> list[Made]:
+SMALL = Plan()
+
+
+def transformer(plan: Plan = SMALL) -> list[Made]:
     """The forwards of one step."""
     made: list[Made] = []
 
@@ -117,7 +120,7 @@ def record(
     return result
 
 
-def align(baseline: Recorded, candidate: Recorded, options: Options = Options()) -> Alignment:
+def align(baseline: Recorded, candidate: Recorded, options: Options = PLAIN) -> Alignment:
     """The alignment, checked for its invariants."""
     sides = {"baseline": baseline.details, "candidate": candidate.details}
     alignment = align_calls(baseline.entries, candidate.entries, sides.__getitem__, options)
@@ -129,7 +132,7 @@ def align(baseline: Recorded, candidate: Recorded, options: Options = Options())
 def by_names(
     baseline: Sequence[str],
     candidate: Sequence[str],
-    options: Options = Options(),
+    options: Options = PLAIN,
     modules: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Alignment:
     """The alignment of calls given by name alone, or with the modules of both sides."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,7 +57,7 @@ def test_a_sequence_is_its_own_partner(a: list[int]) -> None:
 def test_longest_increasing(values: list[int]) -> None:
     chosen = longest_increasing(np.array(values, dtype=np.int64))
     picked = [values[place] for place in chosen]
-    assert all(x < y for x, y in zip(picked, picked[1:], strict=False))
+    assert all(x < y for x, y in pairwise(picked))
     assert len(picked) == longest_common(values, sorted(set(values)))
 
 

@@ -7,35 +7,24 @@ measured once. Where there are no values, statistics stand in, and the column `b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any, Literal
 
 import numpy
 
 from tensorprobe.compare.align import Alignment, Detail, Options, Suggestions, align_calls
-from tensorprobe.compare.jobs import Jobs, logical_index, stored_alike
+from tensorprobe.compare.jobs import Jobs, stored_alike
 from tensorprobe.compare.names import canonical_op
-from tensorprobe.compare.reading import CallPair, read_pairs
-from tensorprobe.compare.structure import Fact, call_facts, pair_slots, slot_facts
+from tensorprobe.compare.reading import CHUNK, CallPair, read_in_step, read_pairs
+from tensorprobe.compare.rows import RowLists
+from tensorprobe.compare.structure import Fact, call_facts, lacking_slots, pair_slots, slot_facts
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Call, Slot
-from tensorprobe.model.comparison import Buckets, Finding
-from tensorprobe.model.measured import (
-    DIGEST,
-    HARD,
-    NONE,
-    SIDES,
-    SOFT,
-    STATISTICS,
-    UNKNOWN_DTYPE,
-    VALUES,
-    Calls,
-    Measured,
-    Rows,
-)
+from tensorprobe.model.comparison import Buckets, Finding, FindingKind
+from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
 from tensorprobe.numerics.pairs import derive
-from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
 
@@ -44,13 +33,9 @@ MAX_SUGGESTED = 50
 MAX_FINDINGS = 10_000
 _HARD = ("shape", "slots", "raised")
 
-_SIDE_CODES = {name: code for code, name in enumerate(SIDES)}
 _DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
-_MOMENTS = ("max", "min", "mean", "norm", "nan", "inf")
-_NO_SUMMARY = (float("nan"),) * 4 + (-1, -1)
 
 Progress = Callable[[int], None]
-Array = numpy.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -76,25 +61,49 @@ def measure_segment(
         runs[0].segment(place.step, place.rank),
         runs[1].segment(place.candidate_step, place.candidate_rank),
     )
+    options = options or Options()
+    if options.mapping is None:
+        measured = _measure_in_step(segments, place, threads, progress)
+        if measured is not None:
+            return measured
+    return _measure_aligned(segments, place, options, threads, progress)
+
+
+def _measure_in_step(
+    segments: tuple[Segment, Segment], place: Place, threads: int, progress: Progress | None
+) -> Measured | None:
+    """For two segments with the same calls in the same order, as nearly all have: one pass, and no index. Else None."""
+    with _Table(segments, threads, place) as table:
+        for chunk in read_in_step(*segments):
+            if chunk is None:
+                return None
+            table.add(chunk)
+            if progress is not None:
+                progress(len(chunk))
+        return table.measured()
+
+
+def _measure_aligned(
+    segments: tuple[Segment, Segment], place: Place, options: Options, threads: int, progress: Progress | None
+) -> Measured:
+    """For two segments whose calls are to be aligned first."""
     indexes = (segments[0].index(), segments[1].index())
     entries = (indexes[0].entries, indexes[1].entries)
     details = _Details(segments, entries)
-    alignment = align_calls(*entries, details.of, options or Options())
-    table = _Table((segments[0].source, segments[1].source), Jobs(threads), place.step, place.rank)
-    table.count_damage(indexes)
-    try:
-        for pair in read_pairs(segments, entries, alignment.pairs):
-            table.add(pair)
+    alignment = align_calls(*entries, details.of, options)
+    with _Table(segments, threads, place) as table:
+        if damaged := sum(len(index.damage) for index in indexes):
+            table.skip("damaged line", damaged)
+        pairs = read_pairs(segments, entries, alignment.pairs)
+        while chunk := list(islice(pairs, CHUNK)):
+            table.add([pair for pair in chunk if isinstance(pair, CallPair)])
+            for reason in chunk:
+                if isinstance(reason, str):
+                    table.skip(reason, 2)
             if progress is not None:
-                progress(1)
-        figures = table.figures()
-    except BaseException:
-        table.jobs.abandon()
-        raise
-    table.add_unpaired(entries, alignment, details)
-    return Measured(
-        place.step, place.rank, table.calls, table.rows(figures), list(table.keys), table.buckets, table.findings
-    )
+                progress(len(chunk))
+        table.add_unpaired(entries, alignment, details)
+        return table.measured()
 
 
 class _Details:
@@ -123,206 +132,180 @@ def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
     return [by_line.get(entry.line, unreadable) for entry in entries]
 
 
-@dataclass
 class _Table:
-    """Columns in the making."""
+    """Columns in the making. A context manager: leaving it with an error stops the threads."""
 
-    sources: tuple[ByteSource, ByteSource]
-    jobs: Jobs
-    step: int
-    rank: int
-    calls: Calls = field(default_factory=Calls)
-    buckets: Buckets = field(default_factory=Buckets)
-    findings: list[Finding] = field(default_factory=list)
-    keys: dict[Any, int] = field(default_factory=dict)
-    _forwards: dict[str, int] = field(default_factory=dict)
-    _job_of: dict[Any, int] = field(default_factory=dict)
-    _call: list[int] = field(default_factory=list)
-    _slots: list[tuple[Slot, Slot]] = field(default_factory=list)
-    _basis: list[int] = field(default_factory=list)
-    _job: list[int] = field(default_factory=list)
-    _key: list[int] = field(default_factory=list)
-    _note: list[str] = field(default_factory=list)
+    def __init__(self, segments: tuple[Segment, Segment], threads: int, place: Place) -> None:
+        self._sources = (segments[0].source, segments[1].source)
+        self._jobs = Jobs(threads)
+        self._place = place
+        self._calls = Calls()
+        self._buckets = Buckets()
+        self._findings: list[Finding] = []
+        self._findings_left_out = 0
+        self._keys: dict[Any, int] = {}
+        self._forwards: dict[str, int] = {}
+        self._job_of: dict[Any, int] = {}
+        self._rows = RowLists()
 
-    def count_damage(self, indexes: Iterable[Any]) -> None:
-        damaged = sum(len(index.damage) for index in indexes)
-        if damaged:
-            self._skip("damaged line", damaged)
+    def __enter__(self) -> _Table:
+        return self
 
-    def add(self, pair: CallPair | str) -> None:
-        if isinstance(pair, str):
-            self._skip(pair, 2)
-            return
-        line, baseline, candidate = pair
-        calls, number = self.calls, len(self.calls.name)
-        direction = baseline.direction
-        calls.name.append(baseline.name)
-        calls.candidate.append(candidate.name)
-        calls.op.append(canonical_op(baseline.op))
-        calls.index.append(line)
-        calls.repeat.append(baseline.repeat)
-        calls.level.append(baseline.level)
-        calls.direction.append(direction)
-        calls.module.append(baseline.module)
-        calls.stack.append(baseline.stack)
-        calls.first_row.append(len(self._call))
-        if direction == "forward":
-            self._forwards[baseline.name] = number
-            calls.forward.append(-1)
-        else:
-            calls.forward.append(self._forwards.get(baseline.name.replace(".backward", ".forward"), -1))
-        self.buckets.paired += 1
-        facts = self._add_slots(number, baseline, candidate)
-        calls.structural.append(max((HARD if kind in _HARD else SOFT for kind, _ in facts), default=0))
+    def __exit__(self, *error: object) -> None:
+        self._jobs.abandon()
+
+    def add(self, pairs: list[CallPair]) -> None:
+        """The columns of some more calls."""
+        first, calls = len(self._calls.name), self._calls
+        ours, theirs = [pair.baseline for pair in pairs], [pair.candidate for pair in pairs]
+        calls.name += [call.name for call in ours]
+        calls.candidate += [call.name for call in theirs]
+        calls.op += [canonical_op(call.op) for call in ours]
+        calls.index += [pair.line for pair in pairs]
+        calls.repeat += [call.repeat for call in ours]
+        calls.level += [call.level for call in ours]
+        calls.module += [call.module for call in ours]
+        calls.stack += [call.stack for call in ours]
+        for number, call in enumerate(ours, start=first):
+            if call.name.endswith(".backward") or ".backward." in call.name[-30:]:
+                calls.direction.append("backward")
+                calls.forward.append(self._forwards.get(call.name.replace(".backward", ".forward"), -1))
+            else:
+                calls.direction.append("forward")
+                calls.forward.append(-1)
+                self._forwards[call.name] = number
+        self._buckets.paired += len(pairs)
+        facts = {
+            number: list(call_facts(a, b))
+            for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
+            if a.raised != b.raised or a.args != b.args or a.kwargs != b.kwargs
+        }
+        counts = self._add_slots(ours, theirs, facts)
+        calls.first_row += accumulate(counts[:-1], initial=len(self._rows.slot) - sum(counts)) if counts else []
+        calls.structural += [0] * len(pairs)
+        for number in sorted(facts):
+            self._note_facts(pairs[number], first + number, facts[number])
+
+    def _note_facts(self, pair: CallPair, number: int, facts: list[Fact]) -> None:
+        self._calls.structural[number] = max((HARD if kind in _HARD else SOFT for kind, _ in facts), default=0)
         for kind, detail in facts:
-            self._find(
-                Finding(
-                    kind=kind,
-                    step=self.step,
-                    rank=self.rank,
-                    index=line,
-                    call=baseline.name,
-                    module=baseline.module,
-                    detail=detail,
-                )
-            )
+            self._find(kind, pair.line, pair.baseline.name, pair.baseline.module, detail)
 
-    def _add_slots(self, number: int, baseline: Call, candidate: Call) -> list[Fact]:
-        pairs, lacking, extra = pair_slots(baseline, candidate)
-        facts: list[Fact] = []
-        if (
-            lacking
-            or extra
-            or baseline.args != candidate.args
-            or baseline.kwargs != candidate.kwargs
-            or baseline.raised != candidate.raised
+    def _add_slots(self, ours: list[Call], theirs: list[Call], facts: dict[int, list[Fact]]) -> list[int]:
+        """The rows of some calls; how many each of them has."""
+        left, right = [slot for call in ours for slot in call.slots], [slot for call in theirs for slot in call.slots]
+        counts = [len(call.slots) for call in ours]
+        if counts != [len(call.slots) for call in theirs] or any(
+            a.name != b.name for a, b in zip(left, right, strict=True)
         ):
-            facts += call_facts(baseline, candidate, lacking, extra)
-        for ours, theirs in pairs:
-            self._call.append(number)
-            self._slots.append((ours, theirs))
-            if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-                facts += slot_facts(ours, theirs)
-            self._measure(ours, theirs)
-        return facts
+            left, right, counts = self._pair_slots(ours, theirs, facts)
+        numbers = numpy.repeat(numpy.arange(len(ours)), counts)
+        for row, (a, b) in enumerate(zip(left, right, strict=True)):
+            if a.shape != b.shape or a.dtype != b.dtype:
+                facts.setdefault(int(numbers[row]), []).extend(slot_facts(a, b))
+        self._rows.add(left, right, numbers + len(self._calls.forward) - len(ours))
+        self._measure(left, right)
+        return counts
 
-    def _measure(self, ours: Slot, theirs: Slot) -> None:
-        """Decide from what the pair is measured, and hand it on."""
-        basis, job, note = NONE, -1, ""
-        if ours.skipped or theirs.skipped:
-            note = ours.skipped or theirs.skipped or ""
-        elif ours.shape != theirs.shape:
-            note = "other shape"
-        elif (
+    def _pair_slots(
+        self, ours: list[Call], theirs: list[Call], facts: dict[int, list[Fact]]
+    ) -> tuple[list[Slot], list[Slot], list[int]]:
+        """The same, where calls have slots that the other side has not."""
+        left: list[Slot] = []
+        right: list[Slot] = []
+        counts = []
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            pairs, lacking, extra = pair_slots(a, b)
+            left += [pair[0] for pair in pairs]
+            right += [pair[1] for pair in pairs]
+            counts.append(len(pairs))
+            # A call that raised has no outputs: that is said already.
+            if (lacking or extra) and a.raised == b.raised:
+                facts.setdefault(number, []).append(lacking_slots(lacking, extra))
+        return left, right, counts
+
+    def _measure(self, left: list[Slot], right: list[Slot]) -> None:
+        """Decide from what each pair is measured, and hand it on."""
+        rows = self._rows
+        start = len(rows.basis)
+        rows.basis += [
+            NONE
+            if a.skipped or b.skipped or a.shape != b.shape
+            else DIGEST
+            if a.digest is not None and a.digest == b.digest and a.dtype == b.dtype and a.stride == b.stride
+            else VALUES
+            if a.offset is not None and b.offset is not None
+            else STATISTICS
+            if a.summary is not None and b.summary is not None
+            else NONE
+            for a, b in zip(left, right, strict=True)
+        ]
+        rows.job += [-1] * len(left)
+        rows.key += [-1] * len(left)
+        rows.note += [""] * len(left)
+        for at, (a, b) in enumerate(zip(left, right, strict=True), start=start):
+            basis = rows.basis[at]
+            if basis == DIGEST:
+                continue
+            if basis == VALUES:
+                basis, rows.job[at], rows.note[at] = self._hand_over(a, b)
+                rows.basis[at] = basis
+                if a.stride is not None and basis == VALUES and stored_alike(a, b):
+                    rows.permuted[at] = a
+            if basis == NONE:
+                rows.note[at] = rows.note[at] or _why_not(a, b)
+            elif basis != DIGEST:
+                identity = (a.digest or a.summary or a.offset, b.digest or b.summary or b.offset)
+                rows.key[at] = self._keys.setdefault(identity, len(self._keys))
+                if a.dtype != b.dtype:
+                    rows.note[at] = f"{a.dtype} against {b.dtype}, in the wider of both"
+
+    def _hand_over(self, ours: Slot, theirs: Slot) -> tuple[int, int, str]:
+        """Basis, number of the job, note."""
+        if ours.dtype not in _DTYPE_CODES or theirs.dtype not in _DTYPE_CODES:
+            return NONE, -1, f"dtype {ours.dtype} is unknown"
+        strided = ours.stride is not None or theirs.stride is not None
+        if (
             ours.digest is not None
             and ours.digest == theirs.digest
             and ours.dtype == theirs.dtype
-            and (ours.stride == theirs.stride or stored_alike(ours, theirs))
+            and stored_alike(ours, theirs)
         ):
-            basis = DIGEST
-        elif ours.offset is not None and theirs.offset is not None:
-            basis, job, note = self._hand_over(ours, theirs)
-        elif ours.summary is not None and theirs.summary is not None:
-            basis = STATISTICS
-        else:
-            note = "not recorded"
-        if ours.dtype != theirs.dtype and basis in (VALUES, STATISTICS):
-            note = f"{ours.dtype} against {theirs.dtype}, in the wider of both"
-        self._basis.append(basis)
-        self._job.append(job)
-        self._note.append(note)
-        identity = (
-            None
-            if basis == NONE
-            else (ours.digest or ours.summary or ours.offset, theirs.digest or theirs.summary or theirs.offset)
-        )
-        self._key.append(-1 if identity is None else self.keys.setdefault(identity, len(self.keys)))
-
-    def _hand_over(self, ours: Slot, theirs: Slot) -> tuple[int, int, str]:
-        if ours.dtype not in _DTYPE_CODES or theirs.dtype not in _DTYPE_CODES:
-            return NONE, -1, f"dtype {ours.dtype} is unknown"
-        identity = (ours.offset, theirs.offset, ours.shape, ours.stride, theirs.stride, ours.dtype, theirs.dtype)
+            return DIGEST, -1, ""
+        identity = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype)
+        if strided:
+            identity = (*identity, ours.stride, theirs.stride)  # type: ignore[assignment]
         job = self._job_of.get(identity)
         if job is None:
             try:
-                job = self._job_of[identity] = self.jobs.add((ours, theirs), self.sources)
+                job = self._job_of[identity] = self._jobs.add((ours, theirs), self._sources)
             except TensorDamaged as damage:
                 return NONE, -1, f"damaged: {damage}"
         return VALUES, job, ""
 
-    def figures(self) -> dict[str, Array]:
-        """A column for each figure of a row; those of rows without values are filled in from what is known."""
-        raw = derive(self.jobs.results())
-        basis, job = numpy.array(self._basis, numpy.int8), numpy.array(self._job, numpy.int64)
-        measured = basis == VALUES
-        columns = {}
-        for name, column in raw.items():
-            wide = numpy.full(
-                len(job),
-                -1 if column.dtype.kind == "i" else numpy.nan,
-                dtype=column.dtype if column.dtype.kind != "b" else bool,
-            )
-            wide[measured] = column[job[measured]]
-            columns[name] = wide
-        self._place_indices(columns, measured)
-        sides = [self._moments(side) for side in (0, 1)]
-        for side, moments in zip(("baseline", "candidate"), sides, strict=True):
-            columns |= {f"{side}_{name}": moments[name] for name in _MOMENTS}
-        self._fill_equal(columns, basis == DIGEST)
-        undigested = numpy.array([pair[0].digest is None or pair[1].digest is None for pair in self._slots], dtype=bool)
-        _fill_statistics(columns, basis == STATISTICS, undigested)
-        return columns
-
-    def _place_indices(self, columns: dict[str, Array], measured: Array) -> None:
-        """Indices are of the stored bytes; where these are permuted alike on both sides, say them in logical order."""
-        for row in numpy.flatnonzero(measured):
-            ours, theirs = self._slots[row]
-            if ours.stride is not None and stored_alike(ours, theirs):
-                for name in ("max_abs_index", "nonfinite_index"):
-                    columns[name][row] = logical_index(ours, int(columns[name][row]))
-
-    def _moments(self, side: int) -> dict[str, Array]:
-        rows = [
-            _NO_SUMMARY
-            if (summary := pair[side].summary) is None
-            else (summary.max, summary.min, summary.mean, summary.norm, summary.nan, summary.inf)
-            for pair in self._slots
-        ]
-        table = numpy.array(rows, dtype=numpy.float64).reshape(-1, len(_MOMENTS))
-        return {name: table[:, at] if at < 4 else table[:, at].astype(numpy.int64) for at, name in enumerate(_MOMENTS)}
-
-    def _fill_equal(self, columns: dict[str, Array], equal: Array) -> None:
-        counts = numpy.array([pair[0].count for pair in self._slots], dtype=numpy.int64)
-        lost = numpy.maximum(columns["baseline_nan"], 0) + numpy.maximum(columns["baseline_inf"], 0)
-        columns["count"][equal] = numpy.maximum(counts - lost, 0)[equal]
-        for name, value in _EQUAL.items():
-            columns[name][equal] = value
-
-    def rows(self, figures: dict[str, Array]) -> Rows:
-        """The finished columns."""
-        ours, theirs = [pair[0] for pair in self._slots], [pair[1] for pair in self._slots]
-        return Rows(
-            call=numpy.array(self._call, dtype=numpy.int64),
-            slot=[slot.name for slot in ours],
-            side=numpy.array([_SIDE_CODES.get(slot.side, 0) for slot in ours], dtype=numpy.int8),
-            dtypes=(_codes(ours), _codes(theirs)),
-            dtype_names=([slot.dtype for slot in ours], [slot.dtype for slot in theirs]),
-            shapes=([slot.shape for slot in ours], [slot.shape for slot in theirs]),
-            basis=numpy.array(self._basis, dtype=numpy.int8),
-            key=numpy.array(self._key, dtype=numpy.int64),
-            grad=numpy.array([slot.grad for slot in ours], dtype=bool),
-            note=self._note,
-            figures=figures,
+    def measured(self) -> Measured:
+        """Wait for the threads, and give the finished columns."""
+        rows = self._rows.finish(derive(self._jobs.results()))
+        place = self._place
+        return Measured(
+            place.step,
+            place.rank,
+            self._calls,
+            rows,
+            list(self._keys),
+            self._buckets,
+            self._findings,
+            self._findings_left_out,
         )
 
     def add_unpaired(
         self, entries: tuple[Sequence[Entry], Sequence[Entry]], alignment: Alignment, details: _Details
     ) -> None:
         """The calls that only one side has, with the nearest of the other side for the first of them."""
-        self.buckets.only_baseline += len(alignment.only_baseline)
-        self.buckets.only_candidate += len(alignment.only_candidate)
+        self._buckets.only_baseline += len(alignment.only_baseline)
+        self._buckets.only_candidate += len(alignment.only_candidate)
         for _, _, reason in alignment.skipped:
-            self._skip(reason, 1)
+            self.skip(reason, 1)
         if not alignment.only_baseline and not alignment.only_candidate:
             return
         suggestions = Suggestions(alignment, *entries, details.of)
@@ -338,62 +321,39 @@ class _Table:
         suggestions: Suggestions,
     ) -> None:
         ours, theirs = entries if side == "baseline" else entries[::-1]
-        kind: Literal["only_baseline", "only_candidate"] = "only_baseline" if side == "baseline" else "only_candidate"
+        kind: FindingKind = "only_baseline" if side == "baseline" else "only_candidate"
         for number, position in enumerate(positions[:MAX_FINDINGS]):
             near = suggestions.nearest(side, position) if number < MAX_SUGGESTED else None
-            self._find(
-                Finding(
-                    kind=kind,
-                    step=self.step,
-                    rank=self.rank,
-                    index=ours[position].line,
-                    call=ours[position].name,
-                    module=details.of(side)[position].module,
-                    suggestion="" if near is None else f"{theirs[near.position].name} ({near.reason})",
-                )
+            suggestion = "" if near is None else f"{theirs[near.position].name} ({near.reason})"
+            module = details.of(side)[position].module
+            self._find(kind, ours[position].line, ours[position].name, module, suggestion=suggestion)
+        self._findings_left_out += max(0, len(positions) - MAX_FINDINGS)
+
+    def _find(
+        self, kind: FindingKind, line: int, call: str, module: str, detail: str = "", suggestion: str = ""
+    ) -> None:
+        if len(self._findings) >= MAX_FINDINGS:
+            self._findings_left_out += 1
+            return
+        place = self._place
+        self._findings.append(
+            Finding(
+                kind=kind,
+                step=place.step,
+                rank=place.rank,
+                index=line,
+                call=call,
+                module=module,
+                detail=detail,
+                suggestion=suggestion,
             )
-
-    def _find(self, finding: Finding) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(finding)
-
-    def _skip(self, reason: str, count: int) -> None:
-        self.buckets.skipped[reason] = self.buckets.skipped.get(reason, 0) + count
-
-
-_EQUAL: dict[str, Any] = {
-    "bit_identical": True,
-    "different": 0,
-    **dict.fromkeys(
-        "max_abs max_rel mean_abs relative_l2 one_minus_cosine bias bias_z slope_z ulp_max ulp_mean ulp_over_1 ulp_over_4".split(),
-        0.0,
-    ),
-    **dict.fromkeys("norm_ratio slope within_1e4 within_1e3 within_5e3 within_1e2".split(), 1.0),
-    "nonfinite_different": 0,
-}
-"""The figures of two equal tensors."""
-
-
-def _fill_statistics(columns: dict[str, Array], rows: Array, undigested: Array) -> None:
-    """What two summaries say of their difference: less than the values would."""
-    if not rows.any():
-        return
-    with numpy.errstate(all="ignore"):
-        norms = columns["candidate_norm"][rows] / columns["baseline_norm"][rows]
-        equal = columns["candidate_norm"][rows] == columns["baseline_norm"][rows]
-        columns["norm_ratio"][rows] = numpy.where(equal, 1.0, norms)
-        columns["bias"][rows] = columns["candidate_mean"][rows] - columns["baseline_mean"][rows]
-        places = abs(columns["candidate_nan"] - columns["baseline_nan"]) + abs(
-            columns["candidate_inf"] - columns["baseline_inf"]
         )
-        columns["nonfinite_different"][rows] = places[rows]
-    # Without digests equal statistics are all that can be known of equal bits.
-    alike = rows & undigested
-    for name in _MOMENTS:
-        ours, theirs = columns[f"baseline_{name}"], columns[f"candidate_{name}"]
-        alike &= (ours == theirs) | ((ours != ours) & (theirs != theirs))
-    columns["bit_identical"][alike] = True
+
+    def skip(self, reason: str, count: int) -> None:
+        """Count calls that cannot be compared."""
+        self._buckets.skipped[reason] = self._buckets.skipped.get(reason, 0) + count
 
 
-def _codes(slots: list[Slot]) -> Array:
-    return numpy.array([_DTYPE_CODES.get(slot.dtype, UNKNOWN_DTYPE) for slot in slots], dtype=numpy.int16)
+def _why_not(ours: Slot, theirs: Slot) -> str:
+    """Why a pair of slots cannot be measured."""
+    return ours.skipped or theirs.skipped or ("other shape" if ours.shape != theirs.shape else "not recorded")

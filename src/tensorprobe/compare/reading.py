@@ -16,6 +16,8 @@ from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
 MAX_KEPT = 20_000
+CHUNK = 2048
+"""Pairs that are handed on together."""
 
 
 class CallPair(NamedTuple):
@@ -24,6 +26,26 @@ class CallPair(NamedTuple):
     line: int
     baseline: Call
     candidate: Call
+
+
+def read_in_step(baseline: Segment, candidate: Segment) -> Iterator[list[CallPair] | None]:
+    """The pairs of two segments with the same calls in the same order, without their index; None once they are not."""
+    chunk: list[CallPair] = []
+    ours, theirs = baseline.calls(), candidate.calls()
+    for left in ours:
+        right = next(theirs, None)
+        if right is None or isinstance(left, Damage) or isinstance(right, Damage):
+            yield None
+            return
+        one, other = left[1], right[1]
+        if one.name != other.name or one.repeat != other.repeat:
+            yield None
+            return
+        chunk.append(CallPair(left[0], one, other))
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    yield chunk if next(theirs, None) is None else None
 
 
 def read_pairs(

@@ -29,17 +29,16 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
     return pairs, [slot.name for slot in ours if slot.name not in paired], list(by_name)
 
 
-def call_facts(baseline: Call, candidate: Call, lacking: list[str], extra: list[str]) -> Iterator[Fact]:
+def lacking_slots(lacking: list[str], extra: list[str]) -> Fact:
+    """That some slots are on one side only."""
+    sides = [(f"only in baseline: {', '.join(lacking)}", lacking), (f"only in candidate: {', '.join(extra)}", extra)]
+    return "slots", "; ".join(text for text, names in sides if names)
+
+
+def call_facts(baseline: Call, candidate: Call) -> Iterator[Fact]:
     """What differs between the two calls besides their tensors."""
     if baseline.raised != candidate.raised:
         yield "raised", _raised(baseline.raised, candidate.raised)
-    elif lacking or extra:
-        # A call that raised has no outputs: that is said already.
-        sides = [
-            (f"only in baseline: {', '.join(lacking)}", lacking),
-            (f"only in candidate: {', '.join(extra)}", extra),
-        ]
-        yield "slots", "; ".join(text for text, names in sides if names)
     if baseline.args != candidate.args or baseline.kwargs != candidate.kwargs:
         for ours, theirs in ((baseline.args, candidate.args), (baseline.kwargs, candidate.kwargs)):
             difference = next(_tree_differences(ours, theirs, ""), None)

@@ -62,8 +62,8 @@ def gather(
         rows=sum(answer.rows for answer in answers),
         bases=bases,
         notes=[*plan.notes, *_notes(runs, bases)],
-        baseline=_side(runs[0], plan),
-        candidate=_side(runs[1], plan),
+        baseline=_side(runs[0], sum(result.calls[0] for result in results)),
+        candidate=_side(runs[1], sum(result.calls[1] for result in results)),
         output=None if output is None else str(output),
         elapsed_s=round(time.monotonic() - started, 3),
     )
@@ -137,16 +137,15 @@ def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:
     return notes
 
 
-def _side(run: Run, plan: Plan) -> RunSide:
+def _side(run: Run, calls: int) -> RunSide:
     coverages = list(run.coverage.values())
     spots: dict[str, int] = {}
     for coverage in coverages:
         for kind, count in coverage.blind_spots.items():
             spots[kind] = spots.get(kind, 0) + count
-    mine = [key for key in run.segments() if key[0] in plan.steps and key[1] in {task.rank for task in plan.tasks}]
     return RunSide(
         path=str(run.path),
-        calls=sum(len(run.segment(*key).index().entries) for key in mine),
+        calls=calls,
         closed=run.closed,
         devices=sorted({part.device for part in run.parts.values() if part.device}),
         torch=run.manifest.torch,

@@ -53,6 +53,8 @@ class RankResult(msgspec.Struct, kw_only=True):
     buckets: Buckets
     findings: list[Finding]
     findings_total: int
+    calls: tuple[int, int] = (0, 0)
+    """How many calls of each run were looked at."""
 
 
 def compare_rank(
@@ -85,7 +87,11 @@ def _compare_steps(
         opinion = judge.judge(measured)
         result.answers.append(conclude_step(measured, opinion))
         _add_buckets(result.buckets, measured.buckets)
-        result.findings_total += len(measured.findings)
+        ours, theirs = result.calls
+        ours += measured.buckets.paired + measured.buckets.only_baseline
+        theirs += measured.buckets.paired + measured.buckets.only_candidate
+        result.calls = (ours, theirs)
+        result.findings_total += len(measured.findings) + measured.findings_left_out
         result.findings += measured.findings[: max(0, MAX_FINDINGS - len(result.findings))]
         if write is not None:
             for batch in batches_of(measured, opinion):

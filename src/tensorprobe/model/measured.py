@@ -87,6 +87,7 @@ class Measured:
     keys: list[Any]
     buckets: Buckets
     findings: list[Finding]
+    findings_left_out: int
 
 
 @dataclass
