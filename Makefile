@@ -7,30 +7,46 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
 # Most of the time goes into processes that tests start: two workers keep two cores busy.
 WORKERS ?= 2
-DEMO := demo-output/run
+DEMO := demo-output
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench sweep wheel sanitize clean
+.PHONY: help demo test lint bench bench-compare detect sweep wheel sanitize clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## record a small training and look at the record
-	@echo "== Record three training steps of a script that knows nothing of tensorprobe"
-	$(BIN)/tensorprobe capture -o $(DEMO) --overwrite -- $(BIN)/python examples/train_gpt.py
+demo: $(READY) ## train twice, once on a device with a planted fault, and find the call where the trainings part
+	@rm -rf $(DEMO)/result
+	@mkdir -p $(DEMO)
+	@echo "== 1. Record three training steps of a script that knows nothing of tensorprobe, on a simulated accelerator"
+	$(BIN)/tensorprobe capture -o $(DEMO)/baseline --overwrite -- \
+		$(BIN)/tensorprobe sim -- $(BIN)/python examples/train_gpt.py --device npu > $(DEMO)/baseline.txt
 	@echo
-	@echo "== What the run holds"
-	$(BIN)/tensorprobe inspect $(DEMO)
+	@echo "== 2. The same on an accelerator with a fault: the last columns of each softmax are wrong"
+	$(BIN)/tensorprobe capture -o $(DEMO)/candidate --overwrite -- \
+		$(BIN)/tensorprobe sim --fault softmax-tail -- $(BIN)/python examples/train_gpt.py --device npu > $(DEMO)/candidate.txt
 	@echo
-	@echo "== One call of it"
-	$(BIN)/tensorprobe inspect $(DEMO) Functional.softmax.0.forward
+	@echo "== 3. The losses do not tell"
+	@paste -d ' ' $(DEMO)/baseline.txt $(DEMO)/candidate.txt | \
+		awk '{ printf "  step %s   baseline %.3f   candidate %.3f\n", $$2, $$4, $$8 }'
+	@echo
+	@echo "== 4. Compare call by call"
+	@echo "$(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate -o $(DEMO)/result"
+	@$(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate -o $(DEMO)/result; \
+		status=$$?; test $$status -eq 1 || { \
+		echo "make demo: compare must say DIVERGED, with exit code 1; it ended with $$status" >&2; exit 1; }
+	@grep -q '^Suspect Nodes: Functional.softmax.0.forward' $(DEMO)/result/advisor.txt || { \
+		echo "make demo: compare does not name the planted call, Functional.softmax.0.forward" >&2; exit 1; }
+	@echo
+	@echo "== 5. What to do about it: $(DEMO)/result/advisor.txt"
+	@fold -s -w 120 $(DEMO)/result/advisor.txt
 	@echo
 	@echo "== Go on with"
-	@echo "  $(BIN)/tensorprobe inspect $(DEMO) --step 2                  the calls of step 2"
-	@echo "  $(BIN)/tensorprobe inspect $(DEMO) Functional.linear.1       a call and its gradients"
-	@echo "  $(BIN)/tensorprobe export $(DEMO) demo-output/npy --to npy   its tensors as files for numpy"
-	@echo "  $(BIN)/tensorprobe inspect $(DEMO) --verify                  every byte checked"
+	@echo "  $(BIN)/tensorprobe inspect $(DEMO)/candidate Functional.softmax.0                      the call and its gradients"
+	@echo "  $(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate --policy seed-2023   what fixed thresholds say"
+	@echo "  $(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate --format md          for a pull request"
+	@echo "  $(BIN)/tensorprobe sim --list                                                              the other faults"
 
 test: lint ## lint, then all tests
 ifdef ARGS
@@ -47,6 +63,12 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## measure capture beside plain training and the published peer; ARGS="--help" for options
 	$(BIN)/python bench/capture.py $(ARGS)
+
+bench-compare: $(READY) ## measure compare beside the published peer's, on the same tensors; ARGS="--help" for options
+	$(BIN)/python bench/compare.py $(ARGS)
+
+detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
+	$(BIN)/python bench/detection.py $(ARGS)
 
 sweep: $(READY) ## compare the simulated device with the CPU over torch's operator database
 	$(BIN)/python bench/sim_sweep.py $(ARGS)

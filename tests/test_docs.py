@@ -1,9 +1,11 @@
 """The documentation is held to the program.
 
 In README.md and docs/guide.md every ```python block is run as a script of its own, and every `$ ` line of a ```console
-block by bash, in the order of the page, in one folder with a copy of examples/. Each must exit with 0. The output that
-is shown must be there, line for line and in its order; a line `…` stands for any number of lines. Numbers may differ,
-words may not; the folder is called /home/you/tensorprobe. Blocks in another language are not run.
+block by bash, in the order of the page, in one folder with a copy of examples/. Each must exit with 0, or with the code
+that a comment `# exit code 1` behind the command says. The output that is shown must be there, line for line and in its
+order; a line `…` stands for any number of lines. Numbers may differ, words may not; the folder is called
+/home/you/tensorprobe. A ```toml or ```text block that begins with `# name.suffix` is written to that file. Blocks in another
+language are not run.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from types import ModuleType
 
 import pytest
 
+from tensorprobe.judge import POLICIES
+from tensorprobe.model.comparison import COLUMNS, STATUSES
+from tensorprobe.model.measured import JUDGED
 from tensorprobe.settings import SETTINGS_HELP
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +33,8 @@ TIME_LIMIT_S = 300
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?[0-9][0-9,.e+-]*")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+EXIT_CODE = re.compile(r"  # exit code ([0-9]+)$")
+FILE_NAME = re.compile(r"# (\w+\.\w+)\n")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
@@ -45,6 +52,12 @@ def split_console(text: str) -> list[tuple[str, list[str]]]:
         else:
             commands[-1][1].append(line)
     return commands
+
+
+def expected_exit(command: str) -> int:
+    """The exit code that a command must have."""
+    said = EXIT_CODE.search(command)
+    return int(said[1]) if said else 0
 
 
 def find_missing(shown: list[str], printed: list[str]) -> str | None:
@@ -67,8 +80,8 @@ def _comparable(line: str) -> str:
     return " ".join(NUMBER.sub("N", line).split())
 
 
-def run_in(folder: Path, command: list[str]) -> str:
-    """What a command prints on both channels; it must succeed."""
+def run_in(folder: Path, command: list[str], *, exit_code: int = 0) -> str:
+    """What a command prints on both channels; it must end as expected."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -84,7 +97,7 @@ def run_in(folder: Path, command: list[str]) -> str:
         text=True,
         timeout=TIME_LIMIT_S,
     )
-    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"
+    assert done.returncode == exit_code, f"exit code {done.returncode}: {command[-1]}\n{done.stdout}"
     return done.stdout.replace(str(folder), HOME)
 
 
@@ -101,9 +114,11 @@ def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None
         elif language == "console":
             for command, shown in split_console(text):
                 commands += 1
-                printed = run_in(tmp_path, ["bash", "-c", command]).splitlines()
+                printed = run_in(tmp_path, ["bash", "-c", command], exit_code=expected_exit(command)).splitlines()
                 missing = find_missing(shown, printed)
                 assert missing is None, f"$ {command}\nshould print: {missing}\nprints:\n" + "\n".join(printed)
+        elif language in ("toml", "text") and (name := FILE_NAME.match(text)):
+            (tmp_path / name[1]).write_text(text, encoding="utf-8")
     assert commands >= 4
 
 
@@ -122,6 +137,37 @@ def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None
 )
 def test_shown_output_is_looked_for_in_order(shown: list[str], printed: list[str], missing: str | None) -> None:
     assert find_missing(shown, printed) == missing
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("tensorprobe compare a b", 0), ("tensorprobe compare a b   # exit code 1", 1), ("echo '# exit code 2' here", 0)],
+)
+def test_a_command_may_say_its_exit_code(command: str, code: int) -> None:
+    assert expected_exit(command) == code
+
+
+def read_table(page: str, heading: str) -> dict[str, str]:
+    """The first two cells of the table under a heading, by the first one without its backticks."""
+    section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
+    section = re.split(r"^#+ ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    cells = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    return {name.strip().strip("`"): text.strip() for name, text in cells}
+
+
+def test_the_columns_of_a_result_are_in_the_guide_word_for_word() -> None:
+    assert list(read_table("docs/guide.md", "### The columns").items()) == list(COLUMNS.items())
+
+
+def test_every_status_and_every_policy_is_explained_in_the_guide() -> None:
+    assert list(read_table("docs/guide.md", "### Reading the answer")) == list(STATUSES)
+    assert list(read_table("docs/guide.md", "### Policies")) == list(POLICIES)
+
+
+def test_the_figures_of_a_rule_are_listed_in_the_guide() -> None:
+    section = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").partition("\n### Rules of your own\n")[2]
+    listed = section.partition("Figures: ")[2].partition(".\n")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == set(JUDGED[1:])
 
 
 def load_generator() -> ModuleType:
@@ -154,7 +200,7 @@ def test_every_option_of_every_command_is_in_the_docs_and_no_other() -> None:
         listed = re.findall(r"^  (-.*?)(?:  |$)", done.stdout, re.MULTILINE)
         offered = {flag for flags in listed for flag in OPTION.findall(flags)} - {"--help"}
         assert set(OPTION.findall(table)) == offered, command
-    assert set(sections) >= {"capture", "inspect", "export", "doctor"}
+    assert set(sections) >= {"capture", "compare", "merge", "inspect", "export", "doctor"}
 
 
 def test_every_setting_is_in_the_docs() -> None:

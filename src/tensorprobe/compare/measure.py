@@ -7,7 +7,9 @@ measured once. Where there are no values, statistics stand in, and the column `b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any, Literal
@@ -62,11 +64,24 @@ def measure_segment(
         runs[1].segment(place.candidate_step, place.candidate_rank),
     )
     options = options or Options()
-    if options.mapping is None:
-        measured = _measure_in_step(segments, place, threads, progress)
-        if measured is not None:
-            return measured
-    return _measure_aligned(segments, place, options, threads, progress)
+    with _collector_paused():
+        if options.mapping is None:
+            measured = _measure_in_step(segments, place, threads, progress)
+            if measured is not None:
+                return measured
+        return _measure_aligned(segments, place, options, threads, progress)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Millions of small objects are made and none of them in a cycle: looking for cycles would double the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _measure_in_step(
@@ -166,6 +181,7 @@ class _Table:
         calls.level += [call.level for call in ours]
         calls.module += [call.module for call in ours]
         calls.stack += [call.stack for call in ours]
+        calls.candidate_stack += [call.stack for call in theirs]
         for number, call in enumerate(ours, start=first):
             if call.name.endswith(".backward") or ".backward." in call.name[-30:]:
                 calls.direction.append("backward")
@@ -195,14 +211,16 @@ class _Table:
         """The rows of some calls; how many each of them has."""
         left, right = [slot for call in ours for slot in call.slots], [slot for call in theirs for slot in call.slots]
         counts = [len(call.slots) for call in ours]
-        if counts != [len(call.slots) for call in theirs] or any(
-            a.name != b.name for a, b in zip(left, right, strict=True)
-        ):
+        in_step = counts == [len(call.slots) for call in theirs]
+        if not in_step or [slot.name for slot in left] != [slot.name for slot in right]:
             left, right, counts = self._pair_slots(ours, theirs, facts)
         numbers = numpy.repeat(numpy.arange(len(ours)), counts)
-        for row, (a, b) in enumerate(zip(left, right, strict=True)):
-            if a.shape != b.shape or a.dtype != b.dtype:
-                facts.setdefault(int(numbers[row]), []).extend(slot_facts(a, b))
+        if [slot.shape for slot in left] != [slot.shape for slot in right] or (
+            [slot.dtype for slot in left] != [slot.dtype for slot in right]
+        ):
+            for number, a, b in zip(numbers.tolist(), left, right, strict=True):
+                if a.shape != b.shape or a.dtype != b.dtype:
+                    facts.setdefault(number, []).extend(slot_facts(a, b))
         self._rows.add(left, right, numbers + len(self._calls.forward) - len(ours))
         self._measure(left, right)
         return counts
@@ -241,47 +259,48 @@ class _Table:
             for a, b in zip(left, right, strict=True)
         ]
         rows.job += [-1] * len(left)
-        rows.key += [-1] * len(left)
         rows.note += [""] * len(left)
-        for at, (a, b) in enumerate(zip(left, right, strict=True), start=start):
-            basis = rows.basis[at]
-            if basis == DIGEST:
-                continue
+        for at, basis in enumerate(rows.basis[start:], start=start):
             if basis == VALUES:
-                basis, rows.job[at], rows.note[at] = self._hand_over(a, b)
-                rows.basis[at] = basis
-                if a.stride is not None and basis == VALUES and stored_alike(a, b):
-                    rows.permuted[at] = a
-            if basis == NONE:
-                rows.note[at] = rows.note[at] or _why_not(a, b)
-            elif basis != DIGEST:
-                identity = (a.digest or a.summary or a.offset, b.digest or b.summary or b.offset)
-                rows.key[at] = self._keys.setdefault(identity, len(self._keys))
-                if a.dtype != b.dtype:
-                    rows.note[at] = f"{a.dtype} against {b.dtype}, in the wider of both"
+                self._hand_over(at, left[at - start], right[at - start])
+            elif basis == NONE:
+                rows.note[at] = _why_not(left[at - start], right[at - start])
+        number = self._keys.setdefault
+        rows.key += [
+            number(
+                (a.digest or a.summary or a.offset, b.digest or b.summary or b.offset),
+                len(self._keys),
+            )
+            if basis in (VALUES, STATISTICS)
+            else -1
+            for basis, a, b in zip(rows.basis[start:], left, right, strict=True)
+        ]
 
-    def _hand_over(self, ours: Slot, theirs: Slot) -> tuple[int, int, str]:
-        """Basis, number of the job, note."""
+    def _hand_over(self, at: int, ours: Slot, theirs: Slot) -> None:
+        """Let the kernel measure the values of a row, unless another row has the same ones or they cannot be read."""
+        rows = self._rows
         if ours.dtype not in _DTYPE_CODES or theirs.dtype not in _DTYPE_CODES:
-            return NONE, -1, f"dtype {ours.dtype} is unknown"
-        strided = ours.stride is not None or theirs.stride is not None
-        if (
-            ours.digest is not None
-            and ours.digest == theirs.digest
-            and ours.dtype == theirs.dtype
-            and stored_alike(ours, theirs)
-        ):
-            return DIGEST, -1, ""
-        identity = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype)
-        if strided:
-            identity = (*identity, ours.stride, theirs.stride)  # type: ignore[assignment]
+            rows.basis[at], rows.note[at] = NONE, f"dtype {ours.dtype} is unknown"
+            return
+        identity: tuple[object, ...] = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype)
+        if ours.dtype != theirs.dtype:
+            rows.note[at] = f"{ours.dtype} against {theirs.dtype}, in the wider of both"
+        if ours.stride is not None or theirs.stride is not None:
+            identity = (*identity, ours.stride, theirs.stride)
+            if stored_alike(ours, theirs):
+                if ours.digest is not None and ours.digest == theirs.digest and ours.dtype == theirs.dtype:
+                    rows.basis[at] = DIGEST
+                    return
+                rows.permuted[at] = ours
         job = self._job_of.get(identity)
         if job is None:
             try:
                 job = self._job_of[identity] = self._jobs.add((ours, theirs), self._sources)
             except TensorDamaged as damage:
-                return NONE, -1, f"damaged: {damage}"
-        return VALUES, job, ""
+                rows.permuted.pop(at, None)
+                rows.basis[at], rows.note[at] = NONE, f"damaged: {damage}"
+                return
+        rows.job[at] = job
 
     def measured(self) -> Measured:
         """Wait for the threads, and give the finished columns."""

@@ -12,7 +12,7 @@ from tensorprobe.compare.nearest import nothing_paired_hint
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult
 from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
-from tensorprobe.judge.divergence import StepAnswer, conclude_rank, earliest_difference, first_across_ranks
+from tensorprobe.judge.divergence import conclude_rank, earliest_difference, first_across_ranks
 from tensorprobe.model import Frame
 from tensorprobe.model.comparison import (
     SCHEMA_VERSION,
@@ -51,7 +51,7 @@ def gather(
         answer="diverged" if divergence else "agrees",
         exit_code=1 if divergence else 0,
         divergence=divergence and with_source(divergence, runs),
-        first_difference=_difference(answers, runs),
+        first_difference=earliest_difference(answers),
         externals=[external for answer in answers for external in answer.externals],
         findings=_findings(results, runs),
         findings_total=sum(result.findings_total for result in results),
@@ -70,21 +70,22 @@ def gather(
 
 
 def with_source(divergence: Divergence, runs: tuple[Run, Run]) -> Divergence:
-    """The divergence with the line of the user's program, and its finding with it too."""
+    """The divergence with the line of the user's program; a call without a partner has none yet."""
+    if divergence.source is not None or divergence.finding is None:
+        return divergence
     names = (divergence.call, divergence.candidate_call)
-    repeat = divergence.row.repeat if divergence.row else 0
-    source = _source(runs, names, divergence.step, divergence.rank, repeat)
+    source = _source(runs, names, divergence.step, divergence.rank)
     return msgspec.structs.replace(divergence, source=source)
 
 
-def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int, repeat: int = 0) -> Frame | None:
+def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int) -> Frame | None:
     """The innermost line of the user's program that made the call: as the candidate has it, else the baseline."""
     for run, name in reversed(list(zip(runs, names, strict=True))):
         for wanted in (name, _forward_name(name)):
             if not wanted:
                 continue
             try:
-                stack = run.stack(run.call(wanted, step=step, rank=rank, repeat=repeat))
+                stack = run.stack(run.call(wanted, step=step, rank=rank))
             except (NotFound, RunDamaged):
                 continue  # a call of the other run, or one whose stacks are lost: the answer does without its line
             if stack is not None and stack.frames:
@@ -95,11 +96,6 @@ def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int, r
 def _forward_name(name: str) -> str:
     """A backward call runs in the engine; the line that matters is the one that made its forward call."""
     return name.replace(".backward", ".forward") if ".backward" in name else ""
-
-
-def _difference(answers: Sequence[StepAnswer], runs: tuple[Run, Run]) -> Divergence | None:
-    first = earliest_difference(answers)
-    return first and with_source(first, runs)
 
 
 def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Finding]:

@@ -16,8 +16,9 @@ from tensorprobe.compare.align import Options
 from tensorprobe.compare.mapping import parse_mapping
 from tensorprobe.compare.measure import MAX_FINDINGS, Place, measure_segment
 from tensorprobe.engine.columns import batches_of
+from tensorprobe.errors import RunDamaged
 from tensorprobe.judge import Policy, RankJudge
-from tensorprobe.judge.divergence import StepAnswer, conclude_step
+from tensorprobe.judge.divergence import Candidate, StepAnswer, conclude_step
 from tensorprobe.model.comparison import Buckets, Finding
 from tensorprobe.record import Run, open_run
 from tensorprobe.report.table import TableWriter
@@ -85,7 +86,7 @@ def _compare_steps(
         place = Place(step, task.rank, candidate_step, task.candidate_rank)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
         opinion = judge.judge(measured)
-        result.answers.append(conclude_step(measured, opinion))
+        result.answers.append(_with_sources(conclude_step(measured, opinion), runs, place))
         _add_buckets(result.buckets, measured.buckets)
         ours, theirs = result.calls
         ours += measured.buckets.paired + measured.buckets.only_baseline
@@ -96,6 +97,28 @@ def _compare_steps(
         if write is not None:
             for batch in batches_of(measured, opinion):
                 write(batch)
+
+
+def _with_sources(answer: StepAnswer, runs: tuple[Run, Run], place: Place) -> StepAnswer:
+    """The answer with the lines of the user's program: as the candidate has them, else the baseline."""
+    segments = (
+        runs[0].segment(place.step, place.rank),
+        runs[1].segment(place.candidate_step, place.candidate_rank),
+    )
+
+    def with_source(found: Candidate | None) -> Candidate | None:
+        for segment, number in reversed(list(zip(segments, found.stacks, strict=True))) if found else ():
+            try:
+                stack = None if number is None else segment.stack(number)
+            except RunDamaged:
+                stack = None  # the answer does without its line
+            if found is not None and stack is not None and stack.frames:
+                divergence = msgspec.structs.replace(found.divergence, source=stack.frames[0])
+                return msgspec.structs.replace(found, divergence=divergence)
+        return found
+
+    kinds = ("introduced", "structural", "diverging", "difference")
+    return msgspec.structs.replace(answer, **{kind: with_source(getattr(answer, kind)) for kind in kinds})
 
 
 def _add_buckets(total: Buckets, more: Buckets) -> None:

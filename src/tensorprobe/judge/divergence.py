@@ -32,6 +32,8 @@ class Candidate(msgspec.Struct, frozen=True):
     epoch: int
     """Collectives that the rank had begun before in this step."""
     collective: bool
+    stacks: tuple[int | None, int | None] = (None, None)
+    """Of baseline and candidate; for a backward call those of its forward call."""
 
     @property
     def place(self) -> tuple[int, int, bool, int, int]:
@@ -86,7 +88,14 @@ class _Step:
             place=[] if row is None else place_in(self.measured, row),
             finding=finding,
         )
-        return Candidate(divergence, int(self.epochs[call]), calls.name[call].startswith("Distributed."))
+        forward = calls.forward[call]
+        made = forward if forward >= 0 and calls.stack[call] is None and calls.candidate_stack[call] is None else call
+        return Candidate(
+            divergence,
+            int(self.epochs[call]),
+            calls.name[call].startswith("Distributed."),
+            (calls.stack[made], calls.candidate_stack[made]),
+        )
 
     def unpaired(self, finding: Finding) -> Candidate:
         """A call without a partner, in the place where its own run has it."""

@@ -204,7 +204,7 @@ class _Operands:
         )
         element = numpy.minimum(_clean(rows.figures["max_rel"]), 1e3)
         self.element_relative = self._greatest(rows.call, numpy.where(errors.equal, 0.0, element), floats)
-        self.changed_integers = self._greatest(rows.call, (~errors.equal).astype(float), inputs & errors.exact)
+        self._widen_where_weak(rows.call, floats & ~errors.equal & (rows.basis == STATISTICS))
         self.equal = self._greatest(rows.call, (~errors.equal).astype(float), inputs) == 0
         self._all_relative = self._greatest(rows.call, errors.relative, everything)
         self._all_equal = self._greatest(rows.call, (~errors.equal).astype(float), errors.measured) == 0
@@ -221,6 +221,14 @@ class _Operands:
         wide_in = self._greatest(rows.call, width, floats & (rows.side == 0))
         known = numpy.isfinite(wide_in) & (wide_in > 0)
         self.steepness = numpy.where(known, numpy.clip(wide_out / numpy.where(known, wide_in, 1.0), 1.0, 1e4), 1.0)
+
+    def _widen_where_weak(self, call: Array, weak: Array) -> None:
+        """Two statistics may be near each other by chance: inputs known by them carry at least the error seen so far."""
+        if not weak.any():
+            return
+        at = numpy.unique(call[weak])
+        for values in (self.relative, self.peak_relative):
+            values[at] = numpy.maximum.accumulate(values[at])
 
     def join_forward(self, forward: Array, linked: Array) -> None:
         """A backward call works with what its forward call was given and what it made."""

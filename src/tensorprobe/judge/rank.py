@@ -94,12 +94,34 @@ class RankJudge:
         calls, rows = measured.calls, measured.rows
         bounds = [*calls.first_row, len(rows.slot)]
         trivial = errors.equal & (limits.verdict <= AGREES)
-        dull = numpy.ones(len(calls.name), dtype=bool)
-        numpy.logical_and.at(dull, rows.call, trivial)
         opinion.verdict[trivial] = AGREES
+        hard = numpy.array(calls.structural, dtype=numpy.int64) == HARD
+        wanted = _any_row(rows.call, ~trivial, len(calls.name)) | hard
         state = _State(measured, errors, allowance, limits, judged, opinion, [False] * len(calls.name))
-        for call in numpy.flatnonzero(~dull | (numpy.array(calls.structural, dtype=numpy.int64) == HARD)):
-            self._judge_call(int(call), range(bounds[call], bounds[call + 1]), state)
+        doubtful = wanted & (hard | _doubtful(measured, errors, limits, judged))
+        quiet = _Quiet(measured, errors, judged, allowance, wanted & ~doubtful, state)
+        opinion.inputs[quiet.calls] = numpy.where(allowance.operands_equal, _IDENTICAL, _INPUTS_AGREE)[quiet.calls]
+        opinion.status[quiet.calls & quiet.amplified] = _AMPLIFIED
+        start = 0
+        for call in numpy.flatnonzero(doubtful).tolist():
+            self._accept(quiet, start, call)
+            self._judge_call(call, range(bounds[call], bounds[call + 1]), state)
+            start = call + 1
+            if self._diverged:
+                break
+        if not self._diverged:
+            self._accept(quiet, start, len(calls.name))
+            return
+        # From here on a call may have inherited what was found: each is looked at by itself.
+        for call in (numpy.flatnonzero(wanted[start:]) + start).tolist():
+            opinion.status[call] = _AGREE
+            self._judge_call(call, range(bounds[call], bounds[call + 1]), state)
+
+    def _accept(self, quiet: _Quiet, start: int, end: int) -> None:
+        """Remember the results of calls between two places, none of which raises a doubt."""
+        keys, drift = quiet.results(start, end)
+        self._known.update(dict.fromkeys(keys, AGREES))
+        self._drift = max(self._drift, drift)
 
     def _judge_call(self, call: int, rows: range, state: _State) -> None:
         opinion, sides = state.opinion, state.sides
@@ -214,6 +236,45 @@ class RankJudge:
 def _is_parameter(row: int, call: int, state: _State) -> bool:
     rows, calls = state.measured.rows, state.measured.calls
     return bool(rows.grad[row]) and bool(argument_name(calls.op[call], rows.slot[row]))
+
+
+def _any_row(call: Array, mask: Array, calls: int) -> Array:
+    """For each call whether the mask holds for one of its rows."""
+    return numpy.bincount(call[mask], minlength=calls) > 0
+
+
+def _doubtful(measured: Measured, errors: Errors, limits: Limits, judged: _Judged) -> Array:
+    """Calls that need a look of their own even while nothing has diverged: a result beyond every allowance, a slot that
+    was not measured or has a limit of its own, an input that no call of this step has made.
+    """
+    rows = measured.rows
+    made = numpy.full(len(measured.keys) + 1, len(rows.slot), dtype=numpy.int64)
+    outputs = numpy.flatnonzero((rows.side == 1) & ~errors.equal & errors.measured)
+    numpy.minimum.at(made, rows.key[outputs], outputs)
+    strange = (rows.side != 1) & ~errors.equal & (made[rows.key] > numpy.arange(len(rows.slot)))
+    beyond = (rows.side == 1) & (judged.level == 3)
+    return _any_row(rows.call, strange | beyond | ~errors.measured | (limits.verdict >= 0), len(measured.calls.name))
+
+
+class _Quiet:
+    """Calls that agree as long as nothing before them has diverged."""
+
+    def __init__(
+        self, measured: Measured, errors: Errors, judged: _Judged, allowance: Allowance, calls: Array, state: _State
+    ) -> None:
+        rows = measured.rows
+        self.calls = calls
+        self.amplified = _any_row(rows.call, (rows.side == 1) & (judged.level >= 2), len(calls))
+        self._rows = numpy.flatnonzero(calls[rows.call] & (rows.side == 1) & ~errors.equal)
+        self._call = rows.call[self._rows]
+        self._state = state
+
+    def results(self, start: int, end: int) -> tuple[list[Any], float]:
+        """What identifies the results of the calls from `start` to `end`, and the greatest error among them."""
+        first, last = numpy.searchsorted(self._call, (start, end))
+        rows, state = self._rows[first:last].tolist(), self._state
+        keys = [state.measured.keys[state.keys[row]] for row in rows]
+        return keys, max((state.drift[row] for row in rows), default=0.0)
 
 
 class _State:

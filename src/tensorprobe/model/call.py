@@ -74,7 +74,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self.offset is not None
 
 
-class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One execution of one op, in one direction."""
 
     name: str

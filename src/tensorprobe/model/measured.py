@@ -49,6 +49,7 @@ class Calls:
     direction: list[str] = field(default_factory=list)
     module: list[str] = field(default_factory=list)
     stack: list[int | None] = field(default_factory=list)
+    candidate_stack: list[int | None] = field(default_factory=list)
     forward: list[int] = field(default_factory=list)
     """For a backward call the position of its forward call, else -1."""
     structural: list[int] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Which code does the arithmetic: the native kernel, or its numpy twin.
 
 `kernel()` gives the extension module, or None when it was not built or `TENSORPROBE_NO_NATIVE=1` is set.
-`implementation()` gives the module that serves: kernel and twin have the same functions with the same results.
+`implementation()` gives the module that serves: kernel and twin have the same functions, for single tensors and for pairs of them,
+with the same results.
 Numpy is imported only when the twin serves.
 """
 
@@ -28,7 +29,7 @@ def kernel() -> ModuleType | None:
 
 @cache
 def implementation() -> ModuleType:
-    """The module whose `summarize`, `summarize_many` and `copy` are to be used."""
+    """The module whose `summarize`, `summarize_many`, `measure_pairs` and `copy` are to be used."""
     return kernel() or importlib.import_module("tensorprobe.numerics.twin")
 
 
