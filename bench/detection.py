@@ -5,6 +5,7 @@ the one where the fault first shows. Clean pairs (the same training twice, with 
 simulated device) must agree. Captures are made once; each policy then judges the same runs.
 
     python bench/detection.py                    all faults, all policies
+    python bench/detection.py --across           right runs on the CPU, whose roundings are others
     python bench/detection.py --faults softmax-tail,linear-scale --policies noise-aware
 """
 
@@ -54,7 +55,9 @@ class Outcome:
         return self.named == self.expected
 
 
-def record(folder: Path, model: str, steps: int, *, device: str = "npu", threads: int = 1, mode: str = "tensor") -> None:
+def record(
+    folder: Path, model: str, steps: int, *, device: str = "npu", threads: int = 1, mode: str = "tensor"
+) -> None:
     """Capture a training of the catalog's workload; an error of the device ends it early, as it would for a user."""
     torch.set_num_threads(threads)
     work = workload(model, device)
@@ -81,15 +84,17 @@ def judge(pair: str, expected: str, runs: tuple[Path, Path], policy: str) -> Out
     return Outcome(pair, policy, expected, f"{found.step}:{found.call or found.candidate_call}", found.status)
 
 
-def fault_pairs(entries: list[CatalogFault], work: Path) -> Iterator[tuple[CatalogFault, tuple[Path, Path]]]:
-    """Each fault with a right and a faulty run; right runs are shared."""
+def fault_pairs(
+    entries: list[CatalogFault], work: Path, *, device: str = "npu"
+) -> Iterator[tuple[CatalogFault, tuple[Path, Path]]]:
+    """Each fault with a right run on `device` and a faulty one on the simulated device; right runs are shared."""
     for entry in entries:
         if entry.model == "parallel":
             yield entry, parallel_pair(entry.name, work)
             continue
-        right = work / f"right-{entry.model}-{entry.steps}"
+        right = work / f"right-{entry.model}-{entry.steps}-{device}"
         if not right.exists():
-            record(right, entry.model, entry.steps)
+            record(right, entry.model, entry.steps, device=device)
         wrong = work / f"wrong-{entry.name}"
         with sim.installed([entry.fault]):
             record(wrong, entry.model, entry.steps)
@@ -172,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", default=None, help="names, separated by commas; all when not given")
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--across", action="store_true", help="right runs on the CPU: faults on top of other roundings")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean pairs out")
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -189,7 +195,7 @@ def main() -> None:
     clean: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        for entry, runs in fault_pairs(entries, work):
+        for entry, runs in fault_pairs(entries, work, device="cpu" if options.across else "npu"):
             assert entry.truth is not None
             expected = f"{entry.truth.step}:{entry.truth.api}"
             outcomes = [judge(entry.name, expected, runs, policy) for policy in policies]
@@ -201,7 +207,9 @@ def main() -> None:
                 clean += outcomes
                 show(outcomes)
     table = summarise(faults, clean, policies)
-    print(f"\n{len(entries)} faults, {len(clean) // max(len(policies), 1)} clean pairs, {time.monotonic() - started:.0f} s\n")
+    print(
+        f"\n{len(entries)} faults, {len(clean) // max(len(policies), 1)} clean pairs, {time.monotonic() - started:.0f} s\n"
+    )
     print(f"{'policy':<14} {'recall':>8} {'exact':>8} {'false alarms':>14}")
     for policy, line in table.items():
         print(f"{policy:<14} {line['recall']:>8.1%} {line['exact']:>8.1%} {line['false_alarms']:>14}")

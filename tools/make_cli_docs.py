@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -29,9 +30,9 @@ HEAD = """\
 
 | exit code | meaning |
 |---|---|
-| 0 | done |
-| 1 | a check failed: `inspect --verify` found damage |
-| 2 | the input is wrong: no such run, no such call, a setting that makes no sense; `doctor`: capture cannot work here |
+| 0 | done; `compare`, `merge`: the runs agree |
+| 1 | `compare`, `merge`: the runs diverge; `inspect --verify` found damage |
+| 2 | the input is wrong: no such run, no such call, a setting that makes no sense, runs with nothing to compare; `doctor`: capture cannot work here |
 | 3 | a bug of tensorprobe; please report it |
 
 `tensorprobe capture` ends with the exit code of the command it ran, with 128 + the number of the signal that ended
@@ -118,7 +119,7 @@ def _default(info: ArgumentInfo | OptionInfo) -> str:
         return "required"
     if info.default in (None, False, [], ("", "")):
         return ""
-    return f"`{info.default}`"
+    return f"`{info.default.value if isinstance(info.default, Enum) else info.default}`"
 
 
 def _placeholder(parameter: str, info: ArgumentInfo, many: bool) -> str:

@@ -91,7 +91,7 @@ def test_a_bug_in_a_process_is_shown_with_its_traceback(
 def test_an_interrupt_ends_the_processes(processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process at rank 1 tells of one pair and then never ends by itself."""
     monkeypatch.setattr(
-        workers, "_PROGRAM", OWN_PERFORM.replace("ACT", "workers._TELL_S = 0; progress(1000); signal.pause()")
+        workers, "_PROGRAM", OWN_PERFORM.replace("ACT", "progress.__self__._next = 0; progress(1000); signal.pause()")
     )
 
     def interrupt(pairs: int) -> None:

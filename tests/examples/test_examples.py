@@ -14,13 +14,13 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIME_LIMIT_S = 240
 
 
-def run_script(command: list[str], folder: Path) -> str:
-    """stdout of a command that must succeed and must not warn."""
+def run_script(command: list[str], folder: Path, *, exit_code: int = 0) -> str:
+    """stdout of a command that must end as expected and must not warn."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == exit_code, done.stderr
     assert "Warning" not in done.stderr, done.stderr
     return done.stdout
 
@@ -87,3 +87,18 @@ def test_capture_with_records_the_steps_it_names(tmp_path: Path) -> None:
     assert re.fullmatch(r"runs/a: steps \[0, 2\], [1-9]\d* calls", about_run)
     assert re.fullmatch(r"Functional\.linear\.0\.forward input\.0: float32 \[4, 8\], mean -?\d\.\d{6}", about_slot)
     assert (tmp_path / "runs" / "a" / "manifest.json").is_file()
+
+
+def test_compare_runs_names_the_gelu_that_was_changed(tmp_path: Path) -> None:
+    command = [str(EXAMPLES / "compare_runs.py"), "--approximate", "tanh"]
+    verdict, evidence, *_ = run_script(command, tmp_path, exit_code=1).splitlines()
+    assert verdict.startswith("DIVERGED  first at step 0, rank 0: Functional.gelu.0.forward in 1, output.0")
+    assert "inputs agree exactly" in evidence and "introduced here" in evidence
+    assert "'none' in baseline, 'tanh' in candidate" in evidence
+
+
+def test_compare_runs_finds_two_equal_trainings_to_agree(tmp_path: Path) -> None:
+    verdict, *_, count = run_script([str(EXAMPLES / "compare_runs.py"), "--out", "here"], tmp_path).splitlines()
+    assert verdict.startswith("AGREES")
+    assert count.startswith("0 of ")
+    assert (tmp_path / "here" / "other" / "manifest.json").is_file()

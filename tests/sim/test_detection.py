@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import tensorprobe
 from tensorprobe import sim
@@ -28,7 +27,9 @@ def entry(name: str) -> CatalogFault:
     return next(each for each in sim.catalog() if each.name == name)
 
 
-def record(folder: Path, model: str, steps: int, *, device: str = "npu", mode: str = "tensor", level: str = "api") -> Path:
+def record(
+    folder: Path, model: str, steps: int, *, device: str = "npu", mode: str = "tensor", level: str = "api"
+) -> Path:
     """Train and capture; an error of the device ends the training early, as it would for a user."""
     work = workload(model, device)
     with tensorprobe.capture(folder, model=work.model, level=level, mode=mode) as probe:
@@ -47,7 +48,9 @@ def right(npu: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Right runs, each recorded once."""
     made: dict[tuple[object, ...], Path] = {}
 
-    def make(model: str, steps: int, *, again: bool = False, device: str = "npu", mode: str = "tensor", level: str = "api") -> Path:
+    def make(
+        model: str, steps: int, *, again: bool = False, device: str = "npu", mode: str = "tensor", level: str = "api"
+    ) -> Path:
         key = (model, steps, again, device, mode, level)
         if key not in made:
             folder = tmp_path_factory.mktemp("right") / "run"
@@ -68,8 +71,10 @@ def test_the_divergence_is_the_planted_call(right: Runs, name: str, tmp_path: Pa
     found = result.divergence
     assert found is not None and result.exit_code == 1
     assert (found.call, found.step, found.rank) == (fault.truth.api, fault.truth.step, 0)
-    assert found.status == ("structural" if name.startswith("error-") else "introduced")
-    assert found.inputs in ("identical", "agree")
+    if name.startswith("error-"):
+        assert found.status == "structural" and found.finding is not None
+    else:
+        assert found.status == "introduced" and found.inputs in ("identical", "agree")
     assert found.source is not None and found.source.file.endswith(".py") and found.source.line > 0
     assert found.call in str(result).splitlines()[0]
 
@@ -87,12 +92,14 @@ def test_the_same_training_on_another_device_agrees(right: Runs, model: str) -> 
     result = tensorprobe.compare(right(model, 3, device="cpu"), right(model, 3))
     assert result.agrees, str(result)
     assert result.summary.steps == [0, 1, 2]
-    assert not result.findings and not result.summary.externals
-    assert (result.summary.baseline.devices, result.summary.candidate.devices) != ([], [])
+    assert not result.summary.externals
+    # Autocast of the simulated device keeps softmax narrow where that of the CPU widens it.
+    assert {finding.kind for finding in result.findings} <= ({"dtype"} if model == "gpt-bf16" else set())
+    assert result.summary.buckets.only_baseline == result.summary.buckets.only_candidate == 0
 
 
 def test_a_scale_is_found_by_statistics_alone_and_said_to_be_weaker(right: Runs, tmp_path: Path) -> None:
-    fault = entry("linear-scale")
+    fault = entry("mse-scale")
     assert fault.truth is not None
     baseline = right(fault.model, fault.steps, mode="summary")
     with sim.installed([fault.fault]):
@@ -125,5 +132,5 @@ def test_one_thread_and_two_give_the_same_answer(right: Runs, tmp_path: Path) ->
         candidate = record(tmp_path / "wrong", fault.model, fault.steps)
     baseline = right(fault.model, fault.steps)
     one, two = (tensorprobe.compare(baseline, candidate, threads=threads) for threads in (1, 2))
-    assert one.rows.table().equals(two.rows.table(), check_metadata=False) or repr(list(one.rows)) == repr(list(two.rows))
-    assert torch.get_num_threads() == 1
+    assert repr(list(one.rows)) == repr(list(two.rows))  # repr: NaN is not equal to itself
+    assert repr(one.divergence) == repr(two.divergence)

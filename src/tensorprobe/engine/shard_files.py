@@ -24,6 +24,7 @@ from tensorprobe.record.run import ranges
 from tensorprobe.version import VERSION
 
 FORMAT = "tensorprobe-shard"
+_MOST_SHOWN = 300
 SHARD_FILE = re.compile(r"shard-([1-9][0-9]{0,8})-of-([1-9][0-9]{0,8})\.json")
 
 
@@ -177,7 +178,7 @@ def _shortly(value: Any) -> str:
         text = f"{value.name}, {len(value.rules)} rules"
     elif isinstance(value, Origin):
         text = f"{value.address} (recorded {value.created})"
-    return text if len(text) < 100 else text[:100] + "…"
+    return text if len(text) < _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
 
 
 def read_parts(output: Output, names: dict[int, str], results: dict[int, RankResult]) -> list[Path]:

@@ -136,23 +136,22 @@ def errors_of(measured: Measured) -> Errors:
 def allow(measured: Measured, errors: Errors) -> Allowance:
     """What each row may differ by if it is an output of its call."""
     calls, rows = measured.calls, measured.rows
-    number = len(calls.name)
+    call, (group, groups) = rows.call, _groups(measured)
     families = numpy.array([family_of(op) for op in calls.op], dtype=numpy.int64)
     backward = numpy.array([direction == "backward" for direction in calls.direction], dtype=bool)
     forward = numpy.array(calls.forward, dtype=numpy.int64)
-    operands = _Operands(measured, errors, number)
+    operands = _Operands(measured, errors, group, groups)
     linked = forward >= 0
     operands.join_forward(forward, linked)
 
-    call = rows.call
     family, is_backward, has_forward = families[call], backward[call], linked[call]
 
     def has(trait: Family) -> Array:
         return numpy.asarray((family & trait) != 0)
 
     product = has(Family.PRODUCT)
-    length = _sum_lengths(measured, errors, operands, product, has(Family.REDUCES), is_backward)
-    first, second = operands.top(call, is_backward & has_forward)
+    length = _sum_lengths(measured, errors, operands, group, product, has(Family.REDUCES), is_backward)
+    first, second = operands.top(group, is_backward & has_forward)
     size = numpy.where(product | is_backward, first[0] * second[0], 0.0)
     size = numpy.where(product, size, numpy.where(has(Family.CANCELS | Family.REDUCES) | is_backward, first[0], 0.0))
     terms = numpy.where(has(Family.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
@@ -166,59 +165,76 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
     peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
     accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
-    steep = 1 + numpy.where(has(Family.EXPONENTIAL), operands.range[call], 0.0)
-    steep = steep + numpy.where(has(Family.DIVIDES) & has(Family.REDUCES), operands.offset[call], 0.0)
+    steep = 1 + numpy.where(has(Family.EXPONENTIAL), operands.range[group], 0.0)
+    steep = steep + numpy.where(has(Family.DIVIDES) & has(Family.REDUCES), operands.offset[group], 0.0)
     sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * steep
     noise = (
         roundings * errors.roundoff * errors.rms + sums * size,
         peak_roundings * errors.roundoff * errors.peak + sums * peak,
     )
-    carried = operands.relative[call]
+    carried = operands.relative[group]
     gain = GAIN * steep
-    explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[call] * peak)
+    explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[group] * peak)
     jumps = numpy.where(has(Family.JUMPS) & (carried > 0), 2 * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
     divides = numpy.where(
-        has(Family.DIVIDES) | is_backward & has(Family.DIVIDES), GAIN * operands.element_relative[call], 0.0
+        has(Family.DIVIDES) | is_backward & has(Family.DIVIDES), GAIN * operands.element_relative[group], 0.0
     )
     ill = numpy.maximum(jumps, divides)
     amplified = (
         explained[0] + ill * size,
         numpy.where(jumps > 0, numpy.inf, explained[1] + divides * peak),
     )
-    return Allowance(noise, explained, amplified, size, operands.relative, operands.equal)
+    carried_by_call = numpy.zeros(len(calls.name))
+    numpy.maximum.at(carried_by_call, call, carried)
+    all_equal = numpy.ones(len(calls.name), dtype=bool)
+    numpy.logical_and.at(all_equal, call, operands.equal[group])
+    return Allowance(noise, explained, amplified, size, carried_by_call, all_equal)
+
+
+def _groups(measured: Measured) -> tuple[Array, int]:
+    """For each row what it is computed together with: its call; for an op on lists, only what stands at the same place."""
+    rows, number = measured.rows, len(measured.calls.name)
+    lists = numpy.array(["_foreach_" in op for op in measured.calls.op], dtype=bool)
+    group = rows.call.copy()
+    places: dict[tuple[int, str], int] = {}
+    for row in numpy.flatnonzero(lists[rows.call]).tolist() if lists.any() else ():
+        place = (int(rows.call[row]), rows.slot[row].rpartition(".")[2])
+        group[row] = places.setdefault(place, number + len(places))
+    return group, number + len(places)
 
 
 class _Operands:
-    """Sizes and errors of the inputs of each call, for a backward call with those of its forward call."""
+    """Sizes and errors of the inputs of each call, or of each place of an op on lists; for a backward call, with those of its
+    forward call."""
 
-    def __init__(self, measured: Measured, errors: Errors, calls: int) -> None:
+    def __init__(self, measured: Measured, errors: Errors, group: Array, groups: int) -> None:
         rows = measured.rows
-        self._calls = calls
+        self._groups = groups
         inputs = (rows.side != 1) & errors.measured
         floats = inputs & ~errors.exact
         everything = errors.measured & ~errors.exact
-        self.relative = self._greatest(rows.call, errors.relative, floats)
+        self.relative = self._greatest(group, errors.relative, floats)
         peak_relative = errors.peak_error / numpy.maximum(errors.peak, _TINY)
         self.peak_relative = numpy.maximum(
-            self._greatest(rows.call, numpy.minimum(peak_relative, 1e6), floats), self.relative
+            self._greatest(group, numpy.minimum(peak_relative, 1e6), floats), self.relative
         )
         element = numpy.minimum(_clean(rows.figures["max_rel"]), 1e3)
-        self.element_relative = self._greatest(rows.call, numpy.where(errors.equal, 0.0, element), floats)
-        self._widen_where_weak(rows.call, floats & ~errors.equal & (rows.basis == STATISTICS))
-        self.equal = self._greatest(rows.call, (~errors.equal).astype(float), inputs) == 0
-        self._all_relative = self._greatest(rows.call, errors.relative, everything)
-        self._all_equal = self._greatest(rows.call, (~errors.equal).astype(float), errors.measured) == 0
-        self._rms, self._peaks = (self._top_two(rows.call, values, floats) for values in (errors.rms, errors.peak))
-        self._counts = self._top_two(rows.call, errors.count, floats)
+        self.element_relative = self._greatest(group, numpy.where(errors.equal, 0.0, element), floats)
+        self._widen_where_weak(group, floats & ~errors.equal & (rows.basis == STATISTICS))
+        self.equal = self._greatest(group, (~errors.equal).astype(float), inputs) == 0
+        self._all_relative = self._greatest(group, errors.relative, everything)
+        self._all_equal = self._greatest(group, (~errors.equal).astype(float), errors.measured) == 0
+        self._rms, self._peaks = (self._top_two(group, values, floats) for values in (errors.rms, errors.peak))
+        self._counts = self._top_two(group, errors.count, floats)
         centred = numpy.sqrt(numpy.maximum(errors.rms**2 - _clean(rows.figures["baseline_mean"]) ** 2, 0))
         ratio = numpy.where(errors.rms > 0, errors.peak / numpy.maximum(centred, _TINY), 0.0)
         # Of the largest input alone: a weight of nothing but ones has no spread, and is no reason for one.
-        largest = floats & (errors.count >= self._counts[0][rows.call])
-        self.offset = self._greatest(rows.call, numpy.minimum(ratio, GREATEST_OFFSET), largest)
-        self.range = self._greatest(rows.call, numpy.minimum(errors.peak, GREATEST_RANGE), largest)
+        largest = floats & (errors.count >= self._counts[0][group])
+        self.offset = self._greatest(group, numpy.minimum(ratio, GREATEST_OFFSET), largest)
+        self.range = self._greatest(group, numpy.minimum(errors.peak, GREATEST_RANGE), largest)
         width = _finite_size(rows.figures["baseline_max"] - rows.figures["baseline_min"])
-        wide_out = self._greatest(rows.call, width, (rows.side == 1) & everything)
-        wide_in = self._greatest(rows.call, width, floats & (rows.side == 0))
+        wide_out = self._greatest(group, width, (rows.side == 1) & everything)
+        wide_in = self._greatest(group, width, floats & (rows.side == 0))
         known = numpy.isfinite(wide_in) & (wide_in > 0)
         self.steepness = numpy.where(known, numpy.clip(wide_out / numpy.where(known, wide_in, 1.0), 1.0, 1e4), 1.0)
 
@@ -233,6 +249,8 @@ class _Operands:
     def join_forward(self, forward: Array, linked: Array) -> None:
         """A backward call works with what its forward call was given and what it made."""
         at = forward[linked]
+        linked = numpy.concatenate([linked, numpy.zeros(self._groups - len(linked), dtype=bool)])
+        forward = numpy.concatenate([forward, numpy.full(self._groups - len(forward), -1)])
         for values, source in (
             (self.relative, self._all_relative),
             (self.peak_relative, self._all_relative),
@@ -264,13 +282,13 @@ class _Operands:
         return self._counts
 
     def _greatest(self, call: Array, values: Array, mask: Array) -> Array:
-        out = numpy.zeros(self._calls)
+        out = numpy.zeros(self._groups)
         numpy.maximum.at(out, call[mask], values[mask])
         return out
 
     def _top_two(self, call: Array, values: Array, mask: Array) -> tuple[Array, Array]:
         """For each call the greatest and the second greatest; 1 where there is none."""
-        first, second = numpy.ones(self._calls), numpy.ones(self._calls)
+        first, second = numpy.ones(self._groups), numpy.ones(self._groups)
         at, held = call[mask], values[mask]
         order = numpy.lexsort((held, at))
         at, held = at[order], held[order]
@@ -284,15 +302,21 @@ class _Operands:
 
 
 def _sum_lengths(
-    measured: Measured, errors: Errors, operands: _Operands, product: Array, reduces: Array, backward: Array
+    measured: Measured,
+    errors: Errors,
+    operands: _Operands,
+    group: Array,
+    product: Array,
+    reduces: Array,
+    backward: Array,
 ) -> Array:
     """How many terms are added up for one element of each row, from counts of elements alone."""
     rows = measured.rows
     count = numpy.maximum(errors.count, 1)
-    large, small = (values[rows.call] for values in operands.counts)
+    large, small = (values[group] for values in operands.counts)
     shrinks = numpy.maximum(large / count, 1.0)
     of_product = numpy.sqrt(numpy.maximum(large * small / count, 1.0))
-    far, near = (values[rows.call] for values in operands.forward_counts)
+    far, near = (values[group] for values in operands.forward_counts)
     # The gradient of one operand is the gradient of the result times the other operand.
     other = numpy.where(count == far, near, far)
     of_gradient = numpy.sqrt(numpy.maximum(large * other / count, 1.0))
