@@ -116,7 +116,8 @@ def start_two(folder: Path, fault: str) -> None:
         processes = [
             subprocess.Popen(command, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}) for rank in (0, 1)
         ]
-        if any([process.wait() for process in processes]):
+        codes = [process.wait() for process in processes]
+        if any(codes):
             raise SystemExit(f"the parallel run with fault {fault!r} failed")
 
 

@@ -32,7 +32,7 @@ HEAD = """\
 |---|---|
 | 0 | done; `compare`, `merge`: the runs agree |
 | 1 | `compare`, `merge`: the runs diverge; `inspect --verify` found damage |
-| 2 | the input is wrong: no such run, no such call, a setting that makes no sense, runs with nothing to compare; `doctor`: capture cannot work here |
+| 2 | the input is wrong: no such run, no such call, a bad setting, runs with nothing to compare; `doctor`: capture cannot work here |
 | 3 | a bug of tensorprobe; please report it |
 
 `tensorprobe capture` ends with the exit code of the command it ran, with 128 + the number of the signal that ended

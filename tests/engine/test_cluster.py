@@ -5,6 +5,7 @@ Ray starts processes and opens sockets of its own, so what uses it in earnest ru
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import types
@@ -47,6 +48,7 @@ def test_a_cluster_gives_the_same_bytes_and_is_left_as_it_was(tmp_path: Path, mo
         patch.chdir(tmp_path / "runs")
         compare("baseline", "candidate", out="../ray")
     expected = written(tmp_path / "ray")
+    shutil.rmtree(tmp_path / "ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

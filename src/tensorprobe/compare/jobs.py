@@ -41,26 +41,24 @@ class Jobs:
         self._limit = _WAITING * threads
         self._done: list[Array] = []
         self._rows: list[tuple[int, int, int, int, int]] = []
-        self._held: list[object] = []
+        self._held: dict[int, object] = {}
         self._bytes = 0
         self.count = 0
 
     def add(self, slots: tuple[Slot, Slot], sources: tuple[ByteSource, ByteSource]) -> int:
         """The number of the pair. Its sides have equal shapes and known dtypes. TensorDamaged as `ByteSource.hold`."""
         (address_a, held_a), (address_b, held_b) = sources[0].hold(slots[0]), sources[1].hold(slots[1])
-        held = (held_a, held_b)
-        codes = DTYPES[slots[0].dtype].code, DTYPES[slots[1].dtype].code
-        if stored_alike(*slots):
-            row = (address_a, address_b, slots[0].count, *codes)
-            if slots[0].nbytes <= PIECE:
-                self._append(row, held, slots[0].nbytes)
-            else:
-                self._submit_alone(
-                    _measure_pieces, row, held, DTYPES[slots[0].dtype].itemsize, DTYPES[slots[1].dtype].itemsize
-                )
-        else:
-            self._submit_alone(_measure_gathered, slots, (address_a, address_b), held)
+        one, other = DTYPES[slots[0].dtype], DTYPES[slots[1].dtype]
+        nbytes = slots[0].nbytes
         self.count += 1
+        if (slots[0].stride is None and slots[1].stride is None) or stored_alike(*slots):
+            row = (address_a, address_b, nbytes // one.itemsize, one.code, other.code)
+            if nbytes <= PIECE:
+                self._append(row, held_a, held_b, nbytes)
+            else:
+                self._submit_alone(_measure_pieces, row, (held_a, held_b), one.itemsize, other.itemsize)
+        else:
+            self._submit_alone(_measure_gathered, slots, (address_a, address_b), (held_a, held_b))
         return self.count - 1
 
     def results(self) -> Array:
@@ -75,9 +73,9 @@ class Jobs:
         """Stop the threads; nothing is returned."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _append(self, row: tuple[int, int, int, int, int], held: object, nbytes: int) -> None:
+    def _append(self, row: tuple[int, int, int, int, int], held_a: object, held_b: object, nbytes: int) -> None:
         self._rows.append(row)
-        self._held.append(held)
+        self._held |= {id(held_a): held_a, id(held_b): held_b}
         self._bytes += nbytes
         if self._bytes >= BATCH_BYTES or len(self._rows) >= BATCH_PAIRS:
             self._flush()
@@ -89,7 +87,7 @@ class Jobs:
     def _flush(self) -> None:
         if self._rows:
             self._submit(_measure_batch, self._rows, self._held)
-            self._rows, self._held, self._bytes = [], [], 0
+            self._rows, self._held, self._bytes = [], {}, 0
 
     def _submit(self, measure: Any, *arguments: Any) -> None:
         while len(self._waiting) >= self._limit:
@@ -131,7 +129,7 @@ def logical_index(slot: Slot, stored: int) -> int:
     return place
 
 
-def _measure_batch(rows: list[tuple[int, int, int, int, int]], held: list[object]) -> Array:
+def _measure_batch(rows: list[tuple[int, int, int, int, int]], held: object) -> Array:
     measured: Array = measure_pairs(numpy.array(rows, dtype=numpy.int64))
     return measured
 
