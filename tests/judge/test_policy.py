@@ -72,7 +72,8 @@ def test_more_noise_can_be_allowed(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_was_not_measured_is_not_judged(tmp_path: Path) -> None:
-    a, b = (write(tmp_path / name, [call("Functional.gelu.0.forward", outputs=[X * scale])], mode="summary") for name, scale in (("a", 1), ("b", 2)))
+    calls = {name: [call("Functional.gelu.0.forward", outputs=[X * scale])] for name, scale in (("a", 1), ("b", 2))}
+    a, b = (write(tmp_path / name, held, mode="summary") for name, held in calls.items())
     result = tensorprobe.compare(a, b, policy="seed-2023")
     assert [row.verdict for row in result.rows] == ["unmeasured"]
     assert result.summary.statuses["unmeasured"] == 1

@@ -165,11 +165,26 @@ def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
         parts.append(f"{figure('max_abs', row.max_abs)}{f' at {at}' if at else ''}{_limit(row, 'max_abs')}")
     if not math.isnan(row.relative_l2):
         parts.append(f"{figure('relative_l2', row.relative_l2)}{_limit(row, 'relative_l2')}")
-    if row.judged_by == "bit_identical":
+    if row.basis == "statistics":
+        parts += _statistics(row)
+    elif row.judged_by == "bit_identical":
         parts.append("no difference in any bit is allowed")
     elif row.judged_by not in ("", "max_abs", "relative_l2", "nonfinite_different"):
         parts.append(f"{figure(row.judged_by, row.measured, show)}{_limit(row, row.judged_by)}")
     return ", ".join(parts) or show(row.note or "nothing was measured")
+
+
+def _statistics(row: Row) -> list[str]:
+    """What is known of a pair without values: its norms and its greatest elements, and what was allowed."""
+    norms = f"norm {row.baseline_norm:.6g} in baseline, {row.candidate_norm:.6g} in candidate"
+    greatest = f"max {row.baseline_max:.6g} and {row.candidate_max:.6g}"
+    said = {"max_abs": "difference of the greatest elements", "relative_l2": "relative difference of the norms"}
+    words = said.get(row.judged_by)
+    return [
+        norms,
+        greatest,
+        *([f"{words} {_number(row.measured, _ERROR)} (allowed {_number(row.allowed, _ERROR)})"] if words else []),
+    ]
 
 
 def figure(name: str, value: float, show: Show = plain) -> str:
