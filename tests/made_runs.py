@@ -1,7 +1,7 @@
 """Runs made from numpy arrays, written as docs/format.md says: for everything that compares two runs.
 
-    a = [call("Functional.linear.0.forward", inputs=[x, w], outputs=[y], module="layers.0")]
-    write(tmp_path / "a", a)
+a = [call("Functional.linear.0.forward", inputs=[x, w], outputs=[y], module="layers.0")]
+write(tmp_path / "a", a)
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class Tensor:
 
 
 def call(
-    name: str, *, inputs: Sequence[Any] = (), outputs: Sequence[Any] = (), parameters: dict[str, Any] | None = None, **more: Any
+    name: str,
+    *,
+    inputs: Sequence[Any] = (),
+    outputs: Sequence[Any] = (),
+    parameters: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Call:
     """A call whose slots are input.0, input.1, ..., output.0, ... and parameters by name."""
     slots = {f"input.{at}": value for at, value in enumerate(inputs)}
@@ -85,7 +90,9 @@ def _slots(slots: dict[str, Any], blob: Blob, mode: str) -> list[dict[str, Any]]
         tensor = value if isinstance(value, Tensor) else Tensor(value)
         more: dict[str, Any] = {"grad": True} if tensor.grad else {}
         if tensor.skipped:
-            made.append({"name": name, "dtype": tensor.dtype, "shape": list(tensor.array.shape), "skipped": tensor.skipped})
+            made.append(
+                {"name": name, "dtype": tensor.dtype, "shape": list(tensor.array.shape), "skipped": tensor.skipped}
+            )
             continue
         if tensor.stride is not None:
             more["stride"] = list(tensor.stride)

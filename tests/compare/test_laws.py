@@ -18,7 +18,15 @@ from tensorprobe.errors import NothingPaired
 from tests.made_runs import Call, call, write
 
 POLICIES = ("noise-aware", "bitwise", "seed-2023", "seed-2024")
-OPS = ("Functional.linear", "Functional.softmax", "Tensor.add", "Torch.matmul", "Functional.gelu", "Tensor.view", "Torch.topk")
+OPS = (
+    "Functional.linear",
+    "Functional.softmax",
+    "Tensor.add",
+    "Torch.matmul",
+    "Functional.gelu",
+    "Tensor.view",
+    "Torch.topk",
+)
 DTYPES = ("float32", "float16", "float64", "int64", "bool")
 QUIET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -53,7 +61,9 @@ def runs(draw: st.DrawFn) -> list[Call]:
 
 def compare(left: list[Call], right: list[Call], **options: Any) -> tensorprobe.Result:
     with tempfile.TemporaryDirectory() as folder:
-        a, b = (write(Path(folder) / name, calls, **options.pop(name, {})) for name, calls in (("a", left), ("b", right)))
+        a, b = (
+            write(Path(folder) / name, calls, **options.pop(name, {})) for name, calls in (("a", left), ("b", right))
+        )
         return tensorprobe.compare(a, b, **options)
 
 
@@ -69,7 +79,9 @@ def test_a_run_agrees_with_itself(calls: list[Call], policy: str, mode: str) -> 
 
 @QUIET
 @given(runs(), runs())
-def test_swapping_the_sides_swaps_the_only_lists_and_keeps_every_difference(left: list[Call], right: list[Call]) -> None:
+def test_swapping_the_sides_swaps_the_only_lists_and_keeps_every_difference(
+    left: list[Call], right: list[Call]
+) -> None:
     try:
         one, other = compare(left, right), compare(right, left)
     except NothingPaired:
@@ -105,7 +117,9 @@ def test_every_call_is_in_one_bucket_and_every_pair_has_a_status(left: list[Call
 
 @QUIET
 @given(runs(), runs(), st.integers(1, 3))
-def test_the_answer_does_not_depend_on_threads_or_the_order_of_files(left: list[Call], right: list[Call], threads: int) -> None:
+def test_the_answer_does_not_depend_on_threads_or_the_order_of_files(
+    left: list[Call], right: list[Call], threads: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         a = write(root / "a", {(0, 0): left, (1, 0): right, (0, 1): right})

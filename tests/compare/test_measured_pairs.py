@@ -17,7 +17,9 @@ from tests.made_runs import Tensor, call, write
 NAME = "Functional.gelu.0.forward"
 
 
-def measure(folder: Path, baseline: Any, candidate: Any, *, modes: tuple[str, str] = ("tensor", "tensor"), **options: Any) -> Row:
+def measure(
+    folder: Path, baseline: Any, candidate: Any, *, modes: tuple[str, str] = ("tensor", "tensor"), **options: Any
+) -> Row:
     """The row of one output."""
     for name, value, mode in (("a", baseline, modes[0]), ("b", candidate, modes[1])):
         write(folder / name, [call(NAME, outputs=[value])], mode=mode)

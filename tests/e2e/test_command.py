@@ -44,7 +44,9 @@ def test_text_says_the_answer_first_and_the_next_command_last(runs: dict[str, Pa
     done = tool(runs["right"], runs["epsilon"])
     lines = done.out.splitlines()
     assert (done.code, done.err) == (1, "")
-    assert lines[0].startswith(f"DIVERGED  first at step 0, rank 0: {NAMED} in blocks.1.norm, output.0 (float32 [4, 8, 16])")
+    assert lines[0].startswith(
+        f"DIVERGED  first at step 0, rank 0: {NAMED} in blocks.1.norm, output.0 (float32 [4, 8, 16])"
+    )
     assert "inputs agree exactly" in lines[1] and "introduced here" in lines[1] and "allowed" in lines[1]
     assert lines[-1].startswith("Look at it:   tensorprobe inspect")
     assert not any("\x1b" in line for line in lines)
@@ -65,7 +67,10 @@ def test_exit_codes(runs: dict[str, Path], tool: Any, tmp_path: Path) -> None:
     assert tool(runs["right"]).code == 2
 
 
-@pytest.mark.parametrize(("pair", "code"), [(("right", "right"), 0), (("right", "epsilon"), 1), (("right", "scaled"), 1), (("right", "summary"), 1)])
+@pytest.mark.parametrize(
+    ("pair", "code"),
+    [(("right", "right"), 0), (("right", "epsilon"), 1), (("right", "scaled"), 1), (("right", "summary"), 1)],
+)
 def test_json_is_of_the_shipped_schema_and_changes_no_exit_code(
     pair: tuple[str, str], code: int, runs: dict[str, Path], tool: Any
 ) -> None:
@@ -74,7 +79,10 @@ def test_json_is_of_the_shipped_schema_and_changes_no_exit_code(
     told = json.loads(done.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
     assert (told["exit_code"], told["answer"]) == (code, "diverged" if code else "agrees")
-    assert told == {**json.loads(tensorprobe.compare(*(runs[name] for name in pair)).to_json()), "elapsed_s": told["elapsed_s"]}
+    assert told == {
+        **json.loads(tensorprobe.compare(*(runs[name] for name in pair)).to_json()),
+        "elapsed_s": told["elapsed_s"],
+    }
 
 
 def test_json_with_nan_in_it_is_standard(tmp_path: Path, tool: Any) -> None:
@@ -83,7 +91,10 @@ def test_json_with_nan_in_it_is_standard(tmp_path: Path, tool: Any) -> None:
     from tests.made_runs import call, write
 
     value = np.array([np.nan, np.inf, 1.0, 2.0], np.float32)
-    a, b = (write(tmp_path / name, [call("Functional.gelu.0.forward", outputs=[value * scale])]) for name, scale in (("a", 1), ("b", -1)))
+    a, b = (
+        write(tmp_path / name, [call("Functional.gelu.0.forward", outputs=[value * scale])])
+        for name, scale in (("a", 1), ("b", -1))
+    )
     done = tool(a, b, "--format", "json")
     told = json.loads(done.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
@@ -91,7 +102,9 @@ def test_json_with_nan_in_it_is_standard(tmp_path: Path, tool: Any) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json", "md", "junit", "github"])
 @pytest.mark.parametrize("other", ["right", "epsilon", "scaled", "summary"])
-def test_every_printed_form_names_the_call_or_says_that_all_agrees(form: str, other: str, runs: dict[str, Path], tool: Any) -> None:
+def test_every_printed_form_names_the_call_or_says_that_all_agrees(
+    form: str, other: str, runs: dict[str, Path], tool: Any
+) -> None:
     done = tool(runs["right"], runs[other], "--format", form)
     assert done.code == (0 if other == "right" else 1) and done.err == ""
     named = {"scaled": "Functional.linear.1.forward", "epsilon": NAMED, "summary": NAMED}
@@ -108,7 +121,9 @@ def test_every_printed_form_names_the_call_or_says_that_all_agrees(form: str, ot
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "xlsx"])
-def test_every_table_has_a_row_for_each_pair_of_tensors(form: str, runs: dict[str, Path], tool: Any, tmp_path: Path) -> None:
+def test_every_table_has_a_row_for_each_pair_of_tensors(
+    form: str, runs: dict[str, Path], tool: Any, tmp_path: Path
+) -> None:
     done = tool(runs["right"], runs["epsilon"], "-o", tmp_path / "out", "--format", form)
     assert done.code == 1 and done.out.startswith("DIVERGED")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -127,7 +142,9 @@ def test_every_table_has_a_row_for_each_pair_of_tensors(form: str, runs: dict[st
 
 def test_the_line_in_the_advice_is_the_line_in_the_table(runs: dict[str, Path], tool: Any, tmp_path: Path) -> None:
     tool(runs["right"], runs["epsilon"], "-o", tmp_path / "out", "--format", "csv")
-    advice = dict(line.split(": ", 1) for line in (tmp_path / "out" / "advisor.txt").read_text().splitlines() if ": " in line)
+    advice = dict(
+        line.split(": ", 1) for line in (tmp_path / "out" / "advisor.txt").read_text().splitlines() if ": " in line
+    )
     row = (tmp_path / "out" / "result.csv").read_text().splitlines()[int(advice["Line"]) - 1]
     assert NAMED in row and '"output.0"' in row and '"diverges"' in row
 
@@ -148,7 +165,9 @@ def test_statistics_are_weaker_and_the_text_says_so(runs: dict[str, Path], tool:
 
 
 @pytest.mark.parametrize("pair", [("right", "structure"), ("structure", "right")])
-def test_runs_without_one_tensor_in_common_do_not_agree(pair: tuple[str, str], runs: dict[str, Path], tool: Any) -> None:
+def test_runs_without_one_tensor_in_common_do_not_agree(
+    pair: tuple[str, str], runs: dict[str, Path], tool: Any
+) -> None:
     """Names that are alike say nothing of values: `nothing compared` is not success."""
     done = tool(*(runs[name] for name in pair))
     assert done.code == 2, done.out
@@ -163,7 +182,11 @@ def test_two_runs_of_structure_do_not_claim_that_outputs_agree(runs: dict[str, P
 
 def test_compare_is_read_only(runs: dict[str, Path], tool: Any, tmp_path: Path) -> None:
     def state() -> list[tuple[str, int, int]]:
-        return sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for name in ("right", "epsilon") for path in runs[name].rglob("*"))
+        return sorted(
+            (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+            for name in ("right", "epsilon")
+            for path in runs[name].rglob("*")
+        )
 
     before = state()
     tool(runs["right"], runs["epsilon"], "-o", tmp_path / "out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -41,7 +40,7 @@ def test_a_call_without_a_partner_is_no_pass(side: str, tmp_path: Path) -> None:
 
 def test_calls_without_a_partner_are_told_though_something_else_diverges(tmp_path: Path) -> None:
     runs = [
-        [call("Functional.gelu.0.forward", inputs=[X], outputs=[X * np.float32(scale)])] + more
+        [call("Functional.gelu.0.forward", inputs=[X], outputs=[X * np.float32(scale)]), *more]
         for scale, more in ((1, [call("Torch.sin.0.forward", inputs=[X], outputs=[X])]), (2, []))
     ]
     result = tensorprobe.compare(*(write(tmp_path / name, calls) for name, calls in zip("ab", runs, strict=True)))
@@ -60,7 +59,9 @@ def test_a_call_without_a_partner_is_no_pass_however_many_other_findings_there_a
     assert result.summary.findings_total == many + 1
 
 
-def test_no_pair_at_all_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pair_at_all_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = (write(tmp_path / name, [call(f"Torch.{name}.0.forward", outputs=[X])]) for name in ("sin", "cos"))
     with pytest.raises(NothingPaired, match="0 of 2 calls have a partner"):
         tensorprobe.compare(a, b)
@@ -75,7 +76,9 @@ def test_no_pair_at_all_cannot_be_compared(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize("level", ["api", "module", "mix"])
 def test_a_scaled_weight_is_named(level: str, tmp_path: Path) -> None:
     settings = {"level": level}
-    result = compare_programs(tmp_path, Program(settings=settings), Program(change=scale_second_layer, settings=settings))
+    result = compare_programs(
+        tmp_path, Program(settings=settings), Program(change=scale_second_layer, settings=settings)
+    )
     assert result.exit_code == 1
     assert [(each.kind, each.name, each.detail) for each in result.summary.externals] == [
         ("parameter", "blocks.1.layer.weight", "scaled by 1.01")
@@ -133,12 +136,18 @@ def test_the_run_of_a_killed_process_is_compared_as_far_as_it_goes(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["with space", "größe-模型-Ω", "quote'\"$(x)", "-dash", "a=b&c;d#e%20"])
-def test_any_path_will_do(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_path_will_do(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = write(tmp_path / name / "a b", [call("Functional.gelu.0.forward", inputs=[X], outputs=[X])])
     b = write(tmp_path / name / "ü", [call("Functional.gelu.0.forward", inputs=[X], outputs=[X * 2])])
     done = command(capsys, monkeypatch, "compare", a, b, "-o", tmp_path / name / "out ä", "--format", "csv")
     assert done.code == 1 and done.out.startswith("DIVERGED") and done.err == ""
-    assert sorted(os.listdir(tmp_path / name / "out ä")) == ["advisor.txt", "result.csv", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / name / "out ä").iterdir()) == [
+        "advisor.txt",
+        "result.csv",
+        "summary.json",
+    ]
     assert json.loads((tmp_path / name / "out ä" / "summary.json").read_text())["candidate"]["path"] == str(b)
 
 
@@ -168,7 +177,9 @@ def test_a_typing_error_is_told_and_exits_with_2(
     assert told in done.err and "Traceback" not in done.err
 
 
-def test_a_run_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = write(tmp_path / "runs" / "first", [call("Functional.gelu.0.forward", outputs=[X])])
     for place, told in ((tmp_path / "rnus", "no folder"), (tmp_path / "runs", "first"), (run / "rank0.json", "")):
         done = command(capsys, monkeypatch, "compare", run, place)

@@ -46,7 +46,9 @@ def test_the_same_program_twice_agrees_in_every_bit(level: str, tmp_path: Path) 
 )
 def test_a_layer_in_lower_precision_is_named(level: str, named: str, tmp_path: Path) -> None:
     settings = {"level": level}
-    result = compare_programs(tmp_path, Program(settings=settings), Program(change=narrow_third_layer, settings=settings))
+    result = compare_programs(
+        tmp_path, Program(settings=settings), Program(change=narrow_third_layer, settings=settings)
+    )
     found = result.divergence
     assert found is not None and (found.call or found.candidate_call) == named
     assert found.module == "blocks.2.layer"
@@ -55,7 +57,9 @@ def test_a_layer_in_lower_precision_is_named(level: str, named: str, tmp_path: P
 
 def test_a_layer_in_lower_precision_is_inside_the_module_that_is_named_at_level_mix(tmp_path: Path) -> None:
     settings = {"level": "mix"}
-    result = compare_programs(tmp_path, Program(settings=settings), Program(change=narrow_third_layer, settings=settings))
+    result = compare_programs(
+        tmp_path, Program(settings=settings), Program(change=narrow_third_layer, settings=settings)
+    )
     found = result.divergence
     assert found is not None and found.module == "blocks.2.layer", f"{found} is around the layer, not in it"
 
@@ -136,7 +140,9 @@ def test_dropout_with_other_draws_is_named(level: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_another_batch_is_said_to_be_other_data(level: str, tmp_path: Path) -> None:
     settings = {"level": level}
-    result = compare_programs(tmp_path, Program(settings=settings), Program(data=lambda _: tokens_of(9), settings=settings))
+    result = compare_programs(
+        tmp_path, Program(settings=settings), Program(data=lambda _: tokens_of(9), settings=settings)
+    )
     assert result.exit_code == 1
     assert {external.kind for external in result.summary.externals} == {"data"}
     assert "data differ before step 0" in str(result)
@@ -182,7 +188,9 @@ def test_another_learning_rate_is_found_in_the_optimizer(level: str, tmp_path: P
 
 def test_another_learning_rate_is_not_blamed_on_a_module(tmp_path: Path) -> None:
     """At level module the optimizer is not seen; the modules of the next step compute what their weights say."""
-    result = compare_programs(tmp_path, *(Program(rate=rate, steps=2, settings={"level": "module"}) for rate in (1e-3, 0.1)))
+    result = compare_programs(
+        tmp_path, *(Program(rate=rate, steps=2, settings={"level": "module"}) for rate in (1e-3, 0.1))
+    )
     found = result.divergence
     assert found is not None and found.step == 1
     assert result.summary.statuses["introduced"] == 0, f"{found.call} is blamed for what the weights have done"
@@ -213,7 +221,9 @@ def test_moved_runs_give_the_same_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("levels", [("module", "api"), ("aten", "module")])
-def test_runs_of_other_levels_cannot_be_compared_and_the_message_says_why(levels: tuple[str, str], tmp_path: Path) -> None:
+def test_runs_of_other_levels_cannot_be_compared_and_the_message_says_why(
+    levels: tuple[str, str], tmp_path: Path
+) -> None:
     with pytest.raises(tensorprobe.errors.NothingPaired, match="Capture both with the same --level"):
         compare_programs(tmp_path, *(Program(settings={"level": level}) for level in levels))
 

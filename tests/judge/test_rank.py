@@ -45,7 +45,12 @@ def statuses(result: tensorprobe.Result) -> list[str]:
 
 @pytest.mark.parametrize(
     "error",
-    [lambda y: y * 1.001, lambda y: y + 0.01, lambda y: np.where(y == y.max(), y + 1e-2, y), lambda y: np.roll(y, 1, 0)],
+    [
+        lambda y: y * 1.001,
+        lambda y: y + 0.01,
+        lambda y: np.where(y == y.max(), y + 1e-2, y),
+        lambda y: np.roll(y, 1, 0),
+    ],
     ids=["scaled", "shifted", "one element", "rolled"],
 )
 def test_the_call_that_introduces_an_error_is_named_and_the_rest_inherits(tmp_path: Path, error: Any) -> None:
@@ -207,7 +212,10 @@ def test_errors_are_followed_from_step_to_step(tmp_path: Path) -> None:
 
 
 def test_an_inherited_error_without_a_recorded_cause_says_so(tmp_path: Path) -> None:
-    wrong = [call("Functional.linear.0.backward", inputs=[X * scale], outputs=[W[0] * scale]) for scale in (np.float32(1), np.float32(1.5))]
+    wrong = [
+        call("Functional.linear.0.backward", inputs=[X * scale], outputs=[W[0] * scale])
+        for scale in (np.float32(1), np.float32(1.5))
+    ]
     result = compare(tmp_path, wrong[:1], wrong[1:])
     assert result.divergence is not None and result.divergence.inputs == "diverge"
     assert "before what was captured" in str(result)

@@ -80,3 +80,18 @@ def test_capture_and_sim_work_as_one_command(tmp_path: Path) -> None:
     softmax = next(slot for slot in calls["Functional.softmax.0.forward"].slots if slot.name == "output.0")
     assert softmax.device == "npu:0"
     assert not softmax.tensor()[..., -4:].any()
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_fetching_statistics_from_the_device_is_no_call_of_the_program(npu: str, tmp_path: Path, level: str) -> None:
+    names = {}
+    for mode in ("tensor", "summary"):
+        work = workload("cnn", npu)
+        with tensorprobe.capture(tmp_path / mode, model=work.model, level=level, mode=mode) as probe:
+            for _ in range(2):
+                work.step()
+                probe.step()
+        run = tensorprobe.open_run(tmp_path / mode)
+        names[mode] = [call.name for call in run.calls()]
+        assert probe.coverage.recorded == len(names[mode])
+    assert names["summary"] == names["tensor"]

@@ -345,11 +345,15 @@ class Session:
             self.filtered += 1
 
     def flush(self) -> None:
-        """Hand over the calls whose statistics are still on a device."""
+        """Hand over the calls whose statistics are still on a device; fetching them is no call of the user's."""
+        busy, self.state.busy = self.state.busy, True
         try:
-            self._late.flush()
+            with private.no_overrides():
+                self._late.flush()
         except Exception as error:
             self.tool_failed("statistics on the device", error)
+        finally:
+            self.state.busy = busy
 
     def discard(self, slots: list[Any]) -> None:
         """A call that began turns out not to be wanted."""

@@ -67,7 +67,7 @@ def compare(
     form: list[Form] = typer.Option(
         [],
         "--format",
-        help="text, json, md, junit or github is printed; csv, parquet or xlsx is the table in the output folder. May be repeated.",
+        help="text, json, md, junit or github is printed; csv, parquet or xlsx is the table in the output folder.",
     ),
     as_json: bool = typer.Option(False, "--json", help="The same as --format json."),
     map_file: Path | None = typer.Option(None, "--map", help="A file with pairs of names that belong together."),

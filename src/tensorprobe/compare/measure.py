@@ -118,7 +118,9 @@ def _measure_aligned(
             if progress is not None:
                 progress(len(chunk))
         table.add_unpaired(entries, alignment, details)
-        return table.measured()
+        measured = table.measured()
+    measured.unused_map, measured.coarse = alignment.unused_map, alignment.method != "exact"
+    return measured
 
 
 class _Details:

@@ -157,7 +157,8 @@ def level_of(name: str) -> Level:
 
 
 def without_prefix(path: str, prefix: str | None) -> str:
-    """A module path without what a wrapper put before it."""
+    """A module path without what a wrapper put before it; `module` and `module.` mean the same."""
+    prefix = prefix.rstrip(".") if prefix else None
     if path == prefix:
         return ""
     return path.removeprefix(f"{prefix}.") if prefix else path

@@ -12,7 +12,7 @@ from tensorprobe.compare.nearest import nothing_paired_hint
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult
 from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
-from tensorprobe.judge.divergence import conclude_rank, earliest_difference, first_across_ranks
+from tensorprobe.judge.divergence import StepAnswer, conclude_rank, earliest_difference, first_across_ranks
 from tensorprobe.model import Frame
 from tensorprobe.model.comparison import (
     SCHEMA_VERSION,
@@ -49,24 +49,31 @@ def gather(
         tool=VERSION,
         policy=plan.policy,
         answer="diverged" if divergence else "agrees",
-        exit_code=1 if divergence else 0,
+        exit_code=_exit_code(divergence, bases),
         divergence=divergence and with_source(divergence, runs),
         first_difference=earliest_difference(answers),
         externals=[external for answer in answers for external in answer.externals],
         findings=_findings(results, runs),
         findings_total=sum(result.findings_total for result in results),
-        ranks=[_rank_answer(result) for result in results],
+        ranks=[_rank_answer(result, answers) for result in results],
         steps=plan.steps,
         buckets=buckets,
         statuses=_count(STATUSES, (answer.statuses for answer in answers)),
         rows=sum(answer.rows for answer in answers),
         bases=bases,
-        notes=[*plan.notes, *_notes(runs, bases)],
+        notes=[*plan.notes, *_notes(runs, bases), *_alignment_notes(results)],
         baseline=_side(runs[0], sum(result.calls[0] for result in results)),
         candidate=_side(runs[1], sum(result.calls[1] for result in results)),
         output=None if output is None else str(output),
         elapsed_s=round(time.monotonic() - started, 3),
     )
+
+
+def _exit_code(divergence: Divergence | None, bases: dict[str, int]) -> int:
+    """1 when the runs diverge; 2 when nothing does and nothing was measured: that is no agreement."""
+    if divergence is not None:
+        return 1
+    return 0 if bases["values"] or bases["digest"] or bases["statistics"] else 2
 
 
 def with_source(divergence: Divergence, runs: tuple[Run, Run]) -> Divergence:
@@ -108,8 +115,8 @@ def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Find
     return findings
 
 
-def _rank_answer(result: RankResult) -> RankAnswer:
-    divergence = conclude_rank(result.answers)
+def _rank_answer(result: RankResult, answers: Sequence[StepAnswer]) -> RankAnswer:
+    divergence = conclude_rank(result.answers, answers)
     return RankAnswer(
         rank=result.rank,
         answer="diverged" if divergence else "agrees",
@@ -130,6 +137,14 @@ def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:
     for name, run in zip(("baseline", "candidate"), runs, strict=True):
         if not run.closed:
             notes.append(f"the {name} was never closed: it may end in the middle of a step")
+    return notes
+
+
+def _alignment_notes(results: Sequence[RankResult]) -> list[str]:
+    unused = [set(result.unused_map or ()) for result in results]
+    notes = [f"the map names {name}, which no run has" for name in sorted(set.intersection(*unused))[:MAX_SOURCES]]
+    if any(result.coarse for result in results):
+        notes.append("the runs differ in so many calls that their order was aligned coarsely: some pairs may be missed")
     return notes
 
 

@@ -56,6 +56,10 @@ class RankResult(msgspec.Struct, kw_only=True):
     findings_total: int
     calls: tuple[int, int] = (0, 0)
     """How many calls of each run were looked at."""
+    unused_map: list[str] | None = None
+    """What the map names and no step has."""
+    coarse: bool = False
+    """Whether a step was aligned by a method that may miss pairs."""
 
 
 def compare_rank(
@@ -88,6 +92,10 @@ def _compare_steps(
         opinion = judge.judge(measured)
         result.answers.append(_with_sources(conclude_step(measured, opinion), runs, place))
         _add_buckets(result.buckets, measured.buckets)
+        unused = set(measured.unused_map)
+        held = measured.unused_map if result.unused_map is None else result.unused_map
+        result.unused_map = [name for name in held if name in unused]
+        result.coarse |= measured.coarse
         ours, theirs = result.calls
         ours += measured.buckets.paired + measured.buckets.only_baseline
         theirs += measured.buckets.paired + measured.buckets.only_candidate

@@ -188,16 +188,15 @@ def choose(answers: Sequence[StepAnswer]) -> Candidate | None:
     return diverging
 
 
-def conclude_rank(answers: Sequence[StepAnswer]) -> Divergence | None:
-    """The first divergence of one rank by itself."""
-    chosen = choose(answers)
+def conclude_rank(own: Sequence[StepAnswer], answers: Sequence[StepAnswer]) -> Divergence | None:
+    """The first divergence of one rank, among those of all; what a collective has brought from elsewhere is inherited."""
+    chosen = choose([_without_spread(answer, answers) for answer in own])
     return chosen.divergence if chosen else None
 
 
 def first_across_ranks(answers: Sequence[StepAnswer]) -> Divergence | None:
-    """The first divergence of all ranks; errors that a collective has brought from elsewhere are inherited."""
-    chosen = choose([_without_spread(answer, answers) for answer in answers])
-    return chosen.divergence if chosen else None
+    """The first divergence of all ranks."""
+    return conclude_rank(answers, answers)
 
 
 def earliest_difference(answers: Sequence[StepAnswer]) -> Divergence | None:

@@ -89,6 +89,10 @@ class Measured:
     buckets: Buckets
     findings: list[Finding]
     findings_left_out: int
+    unused_map: list[str] = field(default_factory=list)
+    """What the user's map names and these calls do not have."""
+    coarse: bool = False
+    """Whether the calls differ so much that they were aligned by a method that may miss pairs."""
 
 
 @dataclass
