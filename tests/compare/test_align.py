@@ -277,6 +277,71 @@ def test_numbers_that_start_at_one_pair_by_order() -> None:
     assert by_names(ours, theirs).pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
+def names(op: str, *numbers: int) -> list[str]:
+    return [f"{op}.{number}.forward" for number in numbers]
+
+
+def paired_names(baseline: list[str], candidate: list[str], *modules: list[str]) -> set[tuple[str, str]]:
+    alignment = by_names(baseline, candidate, modules=(modules[0], modules[1]) if modules else None)
+    return {(baseline[i], candidate[j]) for i, j in alignment.pairs}
+
+
+@pytest.mark.parametrize("recorded", [(3,), (1,), (0, 2, 3, 5), (4, 5), (1, 2, 3)])
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
+def test_numbers_with_holes_are_the_programs_own(recorded: tuple[int, ...], swapped: bool) -> None:
+    whole, part = names("Tensor.add", *range(6)), names("Tensor.add", *recorded)
+    found = paired_names(*((part, whole) if swapped else (whole, part)))
+    assert found == {(name, name) for name in part}
+
+
+def test_holes_on_both_sides_leave_alone_what_only_one_has() -> None:
+    ours, theirs = names("Tensor.add", 0, 2, 3, 9), names("Tensor.add", 0, 1, 3, 7)
+    assert paired_names(ours, theirs) == {(name, name) for name in names("Tensor.add", 0, 3)}
+
+
+def test_a_hole_in_one_op_changes_nothing_for_another_whose_numbers_have_shifted() -> None:
+    ours = names("Tensor.add", 0, 1, 2) + names("Tensor.mul", 0, 1)
+    theirs = names("Tensor.add", 0, 2) + names("Tensor.mul", 0, 1, 2)
+    found = paired_names(ours, theirs, ["a", "b", "c", "d", "e"], ["a", "c", "new", "d", "e"])
+    assert found == {
+        *((name, name) for name in names("Tensor.add", 0, 2)),
+        *zip(names("Tensor.mul", 0, 1), names("Tensor.mul", 1, 2), strict=True),
+    }
+
+
+def test_numbers_with_holes_that_have_shifted_pair_by_module() -> None:
+    """A selection of modules; one more call was made before them."""
+    ours, theirs = names("Tensor.add", 3, 4, 5), names("Tensor.add", 4, 5, 6)
+    modules = ["head.a", "head.b", "head.c"]
+    assert paired_names(ours, theirs, modules, modules) == {*zip(ours, theirs, strict=True)}
+
+
+def test_the_order_of_the_lines_does_not_matter_where_numbers_have_holes() -> None:
+    ours, theirs = names("Tensor.add", 0, 1, 2, 3), names("Tensor.add", 3, 0)
+    assert paired_names(ours, theirs, ["a", "b", "c", "d"], ["x", "y"]) == {(name, name) for name in theirs}
+
+
+def test_backwards_follow_a_forward_that_was_paired_by_its_number() -> None:
+    ours = [f"Tensor.add.{number}.{way}" for way in ("forward", "backward") for number in range(4)]
+    theirs = ["Tensor.add.2.forward", "Tensor.add.2.backward"]
+    assert paired_names(ours, theirs) == {(name, name) for name in theirs}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
+def test_a_backward_whose_forward_is_lost_on_one_side_keeps_its_partner(lost: int, swapped: bool) -> None:
+    whole = [f"Tensor.add.{number}.{way}" for way in ("forward", "backward") for number in range(4)]
+    part = [name for name in whole if name != f"Tensor.add.{lost}.forward"]
+    found = paired_names(*((part, whole) if swapped else (whole, part)))
+    assert found == {(name, name) for name in part}
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 6000, "٣"])
+def test_numbers_beyond_reason_pair_with_themselves_only(number: str) -> None:
+    ours, theirs = ["Tensor.add.0.forward", f"Tensor.add.{number}.forward"], [f"Tensor.add.{number}.forward"]
+    assert paired_names(ours, theirs) == {(theirs[0], theirs[0])}
+
+
 def test_a_wrapped_side_pairs_after_stripping() -> None:
     calls = transformer(Plan(module_calls=True))
     wrapped = [

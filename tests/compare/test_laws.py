@@ -71,8 +71,10 @@ def compare(left: list[Call], right: list[Call], **options: Any) -> tensorprobe.
 @given(runs(), st.sampled_from(POLICIES), st.sampled_from(["tensor", "summary", "bare summary"]))
 def test_a_run_agrees_with_itself(calls: list[Call], policy: str, mode: str) -> None:
     result = compare(calls, calls, policy=policy, a={"mode": mode}, b={"mode": mode})
-    measured = [row for row in result.rows if row.verdict == "diverges"]
-    assert result.agrees and not measured and result.exit_code == 0
+    assert not any(row.verdict == "diverges" for row in result.rows)
+    # The older rules need values or digests: without both they can say nothing.
+    silent = policy.startswith("seed") and mode == "bare summary"
+    assert result.exit_code in ((0, 2) if silent else (0,)) and result.agrees == (result.exit_code == 0)
     assert result.divergence is None and result.summary.first_difference is None
     assert not result.findings
 

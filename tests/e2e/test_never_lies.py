@@ -86,7 +86,11 @@ def one_element_wrong(value: Array) -> Array:
     return value
 
 
-CANCELLED = {("Functional.conv2d.0.backward", "output.2"), ("Aten.convolution_backward.default.1.backward", "output.2")}
+CANCELLED = {
+    ("Functional.conv2d.0.backward", "output.2"),
+    ("Aten.convolution_backward.default.1.backward", "output.2"),
+    ("Module.conv1.Conv2d.backward.0", "parameters.bias"),
+}
 """The gradient of a convolution's bias before batch norm is zero but for rounding: no error of it can be seen."""
 
 
@@ -290,7 +294,8 @@ def test_a_call_is_paired_with_the_call_of_its_number_when_others_were_not_recor
 
 def test_tensors_without_digest_are_not_taken_for_those_of_another_step(tmp_path: Path) -> None:
     """Where only offsets tell tensors apart, the offsets of two steps are different places."""
-    near = X * (1 + 3e-8 * RNG.normal(size=X.shape)).astype(np.float32)
+    near = X.copy()
+    near[0, 0] = np.nextafter(near[0, 0], np.float32(9))
     first = [[call("Functional.gelu.0.forward", inputs=[], outputs=[value])] for value in (X, near)]
     second = [[call("Functional.gelu.0.forward", inputs=[value], outputs=[value])] for value in (X, X * 2)]
     runs = []
@@ -302,6 +307,19 @@ def test_tensors_without_digest_are_not_taken_for_those_of_another_step(tmp_path
     result = tensorprobe.compare(*runs)
     assert result.divergence is not None and result.divergence.step == 1
     assert result.divergence.inputs == "diverge" and result.summary.statuses["introduced"] == 0
+
+
+def test_rounding_is_no_divergence_where_only_values_were_recorded(tmp_path: Path) -> None:
+    """The sizes that noise is judged by are those of the values, when no summary stands beside them."""
+    given = X * np.float32(100)
+    noisy = (given * (1 + 4e-8 * RNG.normal(size=X.shape))).astype(np.float32)
+    runs = []
+    for name, value in (("a", given), ("b", noisy)):
+        runs.append(write(tmp_path / name, [call("Functional.gelu.0.forward", inputs=[given], outputs=[value])]))
+    assert tensorprobe.compare(*runs).agrees
+    for root in runs:
+        _forget(root / "step0" / "rank0" / "calls.jsonl")
+    assert tensorprobe.compare(*runs).agrees
 
 
 def _forget(file: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import tensorprobe
 from tensorprobe.errors import SettingsError
-from tensorprobe.judge import POLICIES, load_policy
+from tensorprobe.judge import POLICIES, Policy, load_policy
+from tensorprobe.judge.policy import Rule
 from tests.made_runs import call, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
@@ -100,6 +101,13 @@ def test_a_policy_that_is_not_there(text: str, message: str) -> None:
         ("[[rule]]\ndiverges = [{ max_bas = 1.0 }]\n", "'max_bas' is no figure. Did you mean 'max_abs'"),
         ("[[rule]]\ndiverges = [{}]\n", "without a figure"),
         ("[[rule]]\nnoise = -1.0\n", "greater than 0"),
+        ("[[rule]]\nnoise = nan\n", "noise is nan; it must be a number greater than 0"),
+        ("[[rule]]\nnoise = inf\n", "noise is inf; it must be a number greater than 0"),
+        ("[[rule]]\ndiverges = [{ max_abs = nan }]\n", "the limit of max_abs is nan, which no figure is beyond"),
+        ("[[rule]]\ndiverges = [{ max_abs = 1.0, slope = inf }]\n", "the limit of slope is inf"),
+        ("[[rule]]\ndiverges = [{ max_abs = -0.5 }]\n", "never below 0, so all would diverge"),
+        (f"[[rule]]\nnoise = 1{'0' * 5000}\n", "cannot be used: .*digits"),
+        (f"a = {'[' * 5000}", "cannot be used: .*recursion"),
         ('base = "seed-2022"\n', "'seed-2022' in .* is no policy. Did you mean 'seed-202"),
     ],
 )
@@ -108,3 +116,9 @@ def test_what_is_wrong_with_a_policy_file_is_said(tmp_path: Path, text: str, mes
     file.write_text(text)
     with pytest.raises(SettingsError, match=message):
         load_policy(str(file))
+
+
+def test_a_policy_made_by_a_program_is_checked_like_one_in_a_file(tmp_path: Path) -> None:
+    policy = Policy(name="mine", rules=[Rule(diverges=[{"max_abs": float("nan")}])])
+    with pytest.raises(SettingsError, match="rule 1 of policy 'mine': the limit of max_abs is nan"):
+        tensorprobe.compare(*runs(tmp_path), policy=policy)

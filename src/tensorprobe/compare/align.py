@@ -7,7 +7,10 @@ names do not settle it. Out: an `Alignment`, in which every call is in exactly o
 2. Calls that lead (forwards; at level aten both directions) by name and number, if the ops that both sides have were called
    equally often. Otherwise, and where the order of the ops says that numbers have shifted, by their order: op, module and
    signature must agree; then, between those pairs, op and module; then the op alone. So a missing call shifts nothing.
-3. Calls that follow: a backward goes with its forward, a recomputed call with the call that it repeats.
+   Numbers with holes (a selection, a damaged line) are not counted from what was recorded: such calls go by number alone,
+   unless modules say that these have shifted too.
+3. Calls that follow: a backward goes with its forward, a recomputed call with the call that it repeats; when one side has
+   lost the call to follow (a damaged line), with the call of its name.
 4. What has nobody to follow, because only backwards were recorded: as in 2.
 """
 
@@ -27,10 +30,12 @@ from tensorprobe.compare.call_columns import (
     Detail,
     Vocabulary,
     common_numbers,
+    has_holes,
+    number_values,
     read_columns,
     read_details,
 )
-from tensorprobe.compare.codes import Column, Mask, join, pack_both, remaining
+from tensorprobe.compare.codes import Column, Mask, dense_both, join, pack_both, remaining
 from tensorprobe.compare.mapping import NameMap
 from tensorprobe.compare.names import canonical_op, op_without_prefix, without_prefix
 from tensorprobe.compare.nearest import Suggestion, Suggestions, nothing_paired_hint
@@ -130,6 +135,7 @@ def align_calls(
         work.follow()
     work.pair_rows(*(side.leads & (partner < 0) for side, partner in zip(work.sides, work.partners, strict=True)))
     work.follow()
+    work.pair_orphans()
     work.pair_rows(*work.leaderless())
     return work.result()
 
@@ -162,6 +168,20 @@ class _Traits(NamedTuple):
 
     places: tuple[Column, Column]
     signatures: tuple[Column, Column]
+
+
+def _is_counted_anew(side: Columns) -> Mask:
+    """The calls of ops that this side spells in several ways: what their numbers say depends on the spelling."""
+    anew: Mask = (np.bincount(side.op_of_spelling) > 1)[side.op]
+    return anew
+
+
+def _known_to_both(
+    calls: tuple[Column, Column], kinds: tuple[Column, Column]
+) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+    """Those calls, with their kinds, whose kind the other side has too."""
+    known = np.isin(kinds[0], kinds[1]), np.isin(kinds[1], kinds[0])
+    return (calls[0][known[0]], calls[1][known[1]]), (kinds[0][known[0]], kinds[1][known[1]])
 
 
 def _have_numbers_shifted(by_name: tuple[Column, Column], by_order: Matches, places: tuple[Column, Column]) -> bool:
@@ -260,9 +280,7 @@ class _Work:
             (baseline.op[rows], baseline.backward[rows], baseline.repeat[rows]),
             (candidate.op[columns], candidate.backward[columns], candidate.repeat[columns]),
         )
-        known = np.isin(kinds[0], kinds[1]), np.isin(kinds[1], kinds[0])
-        rows, columns = rows[known[0]], columns[known[1]]
-        kinds = kinds[0][known[0]], kinds[1][known[1]]
+        (rows, columns), kinds = _known_to_both((rows, columns), kinds)
         if not len(rows):
             return
         if self._options.fuzzy:
@@ -271,17 +289,70 @@ class _Work:
             self._pair_by_order(rows, columns, Matches(*search.found, search.method))
             return
         by_name = self._by_name(rows, columns, kinds)
+        own = np.zeros(len(rows), dtype=np.bool_)
+        if by_name is None:
+            own, kinds = self._with_own_numbers(rows, columns, kinds)
+            (known, known_columns), kinds = _known_to_both((np.arange(len(rows)), np.arange(len(columns))), kinds)
+            rows, columns, own = rows[known], columns[known_columns], own[known]
+            by_name = self._by_name(rows, columns, kinds)
         if by_name is None or not np.array_equal(*kinds):
             traits = self._read_details(rows, columns)
             by_order = self._by_order(rows, columns, kinds, traits)
             if by_name is None or _have_numbers_shifted(by_name, by_order, traits.places):
-                self._pair_by_order(rows, columns, by_order)
-                return
+                # Calls with numbers of their own took part in the search only to hold the others in their places.
+                others = ~own[by_order.baseline]
+                found = Matches(by_order.baseline[others], by_order.candidate[others], by_order.method)
+                self._pair_by_order(rows, columns, found)
+                same = join(*kinds)
+                by_name = same[0][own[same[0]]], same[1][own[same[0]]]
         self._pair(rows[by_name[0]], columns[by_name[1]], _NAME)
 
     def _pair_by_order(self, rows: Column, columns: Column, found: Matches) -> None:
         self._pair(rows[found.baseline], columns[found.candidate], _SEQUENCE)
         self._method = max(self._method, found.method, key=METHODS.index)
+
+    def _with_own_numbers(
+        self, rows: Column, columns: Column, kinds: tuple[Column, Column]
+    ) -> tuple[Mask, tuple[Column, Column]]:
+        """The rows of the baseline that have their program's own numbers, and the kinds of both sides with these in them."""
+        values = number_values(self._vocabulary)
+        numbers = self.sides[0].number[rows], self.sides[1].number[columns]
+        holes = (
+            has_holes(kinds[0], values[numbers[0]], kinds[1]),
+            has_holes(kinds[1], values[numbers[1]], kinds[0]),
+        )
+        counted_anew = _is_counted_anew(self.sides[0])[rows], _is_counted_anew(self.sides[1])[columns]
+        own = np.union1d(kinds[0][holes[0] & ~counted_anew[0]], kinds[1][holes[1] & ~counted_anew[1]])
+        own = np.setdiff1d(own, np.union1d(kinds[0][counted_anew[0]], kinds[1][counted_anew[1]]))
+        if len(own):
+            own = np.setdiff1d(own, self._shifted_kinds(rows, columns, kinds, own))
+        masks = np.isin(kinds[0], own), np.isin(kinds[1], own)
+        return masks[0], pack_both(
+            (kinds[0], np.where(masks[0], numbers[0] + 1, 0)), (kinds[1], np.where(masks[1], numbers[1] + 1, 0))
+        )
+
+    def _shifted_kinds(self, rows: Column, columns: Column, kinds: tuple[Column, Column], own: Column) -> Column:
+        """The kinds whose equal numbers stand in other modules, although both sides have calls of them in one module.
+
+        So the calls that were not recorded are not the same on both sides: what is in one module belongs together.
+        """
+        at = np.flatnonzero(np.isin(kinds[0], own)), np.flatnonzero(np.isin(kinds[1], own))
+        rows, columns = rows[at[0]], columns[at[1]]
+        codes = dense_both(kinds[0][at[0]], kinds[1][at[1]])
+        places = self._read_details(rows, columns).places
+        named = [~np.isin(place, self._unplaced()) for place in places]
+        size = 1 + int(max(code.max(initial=0) for code in codes))
+        shared = join(
+            *pack_both(*((code[is_], place[is_]) for code, place, is_ in zip(codes, places, named, strict=True)))
+        )
+        in_one_module = np.bincount(codes[0][named[0]][shared[0]], minlength=size) > 0
+        pairs = join(*pack_both((codes[0], self.sides[0].number[rows]), (codes[1], self.sides[1].number[columns])))
+        both_named = named[0][pairs[0]] & named[1][pairs[1]]
+        alike = places[0][pairs[0]] == places[1][pairs[1]]
+        agree = np.bincount(codes[0][pairs[0]][both_named & alike], minlength=size)
+        clash = np.bincount(codes[0][pairs[0]][both_named & ~alike], minlength=size)
+        shifted: Column = kinds[0][at[0]][(in_one_module & (agree <= clash))[codes[0]]]
+        return shifted
 
     def _by_name(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> tuple[Column, Column] | None:
         """The pairs by name and number; None when a call of an op that both sides have is without partner."""
@@ -347,6 +418,24 @@ class _Work:
             )
         )
         self._pair(rows[found[0]], columns[found[1]], self._how[leaders[found[0]]])
+
+    def pair_orphans(self) -> None:
+        """Pair by name what follows a call that one side has without partner and the other side has lost."""
+        if not all(side.leads.any() for side in self.sides):
+            return
+        free, orphaned, keys = [], [], []
+        for side, partners in zip(self.sides, self.partners, strict=True):
+            alone = side.stem[side.leads & (partners < 0)]
+            rows = np.flatnonzero(~side.leads & (partners < 0) & ~_is_counted_anew(side))
+            is_orphan = ~np.isin(side.stem[rows], side.stem[side.leads])
+            looks = is_orphan | np.isin(side.stem[rows], alone)
+            rows = rows[looks]
+            free.append(rows)
+            orphaned.append(is_orphan[looks])
+            keys.append((side.op[rows], side.number[rows], side.backward[rows], side.repeat[rows]))
+        found = join(*pack_both(*keys))
+        of_one = orphaned[0][found[0]] != orphaned[1][found[1]]
+        self._pair(free[0][found[0][of_one]], free[1][found[1][of_one]], _NAME)
 
     def leaderless(self) -> tuple[Mask, Mask]:
         """The calls with nobody to follow. All that follow count, if one side has no calls that lead."""

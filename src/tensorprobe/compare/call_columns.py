@@ -15,11 +15,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorprobe.compare.codes import Column, Mask, occurrences, pack
+from tensorprobe.compare.codes import Column, Mask, dense, dense_both, occurrences, pack
 from tensorprobe.compare.names import CallName, canonical_op, parse_call_name
 from tensorprobe.record.run import Entry
 
 _IS_BACKWARD = {"forward": 0, "backward": 1}
+_MOST_DIGITS = 18
 
 
 class Detail(NamedTuple):
@@ -125,6 +126,38 @@ def common_numbers(columns: Columns, vocabulary: Vocabulary) -> Column | None:
     numbers = columns.number.copy()
     numbers[rows] = np.array(spelled, dtype=np.int64)[counts[order][places]]
     return numbers
+
+
+def number_values(vocabulary: Vocabulary) -> Column:
+    """What each code of `Vocabulary.numbers` stands for; -1 for a text that is no number."""
+
+    def value(text: str) -> int:
+        if not text.isdecimal():
+            return -1
+        return int(text) if len(text) <= _MOST_DIGITS else 10**_MOST_DIGITS
+
+    return np.array([value(text) for text in vocabulary.numbers], dtype=np.int64)
+
+
+def has_holes(kinds: Column, values: Column, others: Column) -> Mask:
+    """For each row of one side whether the numbers of its kind leave some out; `others` are the kinds of the other side.
+
+    A side that counts every kind from 1, and has most kinds as often as the other side, leaves nothing out.
+    """
+    kind, other = dense_both(kinds, others)
+    size = 1 + int(max(kind.max(initial=0), other.max(initial=0)))
+    least, most = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+    np.minimum.at(least, kind, values)
+    np.maximum.at(most, kind, values)
+    first = np.unique(pack((kind, dense(values + 1))), return_index=True)[1]
+    distinct = np.bincount(kind[first], minlength=size)
+    used = distinct > 0
+    if ((least == 1) & (most == distinct))[used].all():
+        as_often = (np.bincount(kind, minlength=size) == np.bincount(other, minlength=size))[used]
+        if 2 * as_often.sum() > len(as_often):
+            return np.zeros(len(kinds), dtype=np.bool_)
+    holes: Mask = ((least >= 0) & (most + 1 > distinct))[kind]
+    return holes
 
 
 def read_details(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy
 
-from tensorprobe.compare.align import Alignment, Detail, Options, Suggestions, align_calls
+from tensorprobe.compare.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
 from tensorprobe.compare.jobs import Jobs, stored_alike
 from tensorprobe.compare.names import canonical_op
 from tensorprobe.compare.reading import CHUNK, CallPair, read_in_step, read_pairs
@@ -24,9 +24,9 @@ from tensorprobe.compare.rows import RowLists
 from tensorprobe.compare.structure import Fact, call_facts, lacking_slots, pair_slots, slot_facts
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Call, Slot
+from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Buckets, Finding, FindingKind
 from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
-from tensorprobe.numerics.pairs import derive
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
 
@@ -107,8 +107,9 @@ def _measure_aligned(
     details = _Details(segments, entries)
     alignment = align_calls(*entries, details.of, options)
     with _Table(segments, threads, place) as table:
-        if damaged := sum(len(index.damage) for index in indexes):
-            table.skip("damaged line", damaged)
+        damaged = (len(indexes[0].damage), len(indexes[1].damage))
+        if any(damaged):
+            table.skip("damaged line", sum(damaged))
         pairs = read_pairs(segments, entries, alignment.pairs)
         while chunk := list(islice(pairs, CHUNK)):
             table.add([pair for pair in chunk if isinstance(pair, CallPair)])
@@ -117,7 +118,7 @@ def _measure_aligned(
                     table.skip(reason, 2)
             if progress is not None:
                 progress(len(chunk))
-        table.add_unpaired(entries, alignment, details)
+        table.add_unpaired(entries, alignment, details, damaged)
         measured = table.measured()
     measured.unused_map, measured.coarse = alignment.unused_map, alignment.method != "exact"
     return measured
@@ -160,6 +161,7 @@ class _Table:
         self._buckets = Buckets()
         self._findings: list[Finding] = []
         self._findings_left_out = 0
+        self._found: dict[str, int] = {}
         self._keys: dict[Any, int] = {}
         self._forwards: dict[str, int] = {}
         self._job_of: dict[Any, int] = {}
@@ -182,12 +184,14 @@ class _Table:
         calls.repeat += [call.repeat for call in ours]
         calls.level += [call.level for call in ours]
         calls.module += [call.module for call in ours]
+        calls.candidate_module += [call.module for call in theirs]
         calls.stack += [call.stack for call in ours]
         calls.candidate_stack += [call.stack for call in theirs]
         for number, call in enumerate(ours, start=first):
-            if call.name.endswith(".backward") or ".backward." in call.name[-30:]:
+            if forward := forward_name(call.name):
                 calls.direction.append("backward")
-                calls.forward.append(self._forwards.get(call.name.replace(".backward", ".forward"), -1))
+                # ATen calls of the two directions are counted apart: their numbers say nothing of each other.
+                calls.forward.append(-1 if call.level == "aten" else self._forwards.get(forward, -1))
             else:
                 calls.direction.append("forward")
                 calls.forward.append(-1)
@@ -267,10 +271,10 @@ class _Table:
                 self._hand_over(at, left[at - start], right[at - start])
             elif basis == NONE:
                 rows.note[at] = _why_not(left[at - start], right[at - start])
-        number = self._keys.setdefault
+        number, place = self._keys.setdefault, (self._place.step, self._place.rank)
         rows.key += [
             number(
-                (a.digest or a.summary or a.offset, b.digest or b.summary or b.offset),
+                (a.digest or a.summary or (place, a.offset), b.digest or b.summary or (place, b.offset)),
                 len(self._keys),
             )
             if basis in (VALUES, STATISTICS)
@@ -300,13 +304,14 @@ class _Table:
                 job = self._job_of[identity] = self._jobs.add((ours, theirs), self._sources)
             except TensorDamaged as damage:
                 rows.permuted.pop(at, None)
-                rows.basis[at], rows.note[at] = NONE, f"damaged: {damage}"
+                known = ours.summary is not None and theirs.summary is not None
+                rows.basis[at], rows.note[at] = STATISTICS if known else NONE, f"damaged: {damage}"
                 return
         rows.job[at] = job
 
     def measured(self) -> Measured:
         """Wait for the threads, and give the finished columns."""
-        rows = self._rows.finish(derive(self._jobs.results()))
+        rows = self._rows.finish(self._jobs.results(), self._calls.direction)
         place = self._place
         return Measured(
             place.step,
@@ -320,18 +325,33 @@ class _Table:
         )
 
     def add_unpaired(
-        self, entries: tuple[Sequence[Entry], Sequence[Entry]], alignment: Alignment, details: _Details
+        self,
+        entries: tuple[Sequence[Entry], Sequence[Entry]],
+        alignment: Alignment,
+        details: _Details,
+        damaged: tuple[int, int],
     ) -> None:
         """The calls that only one side has, with the nearest of the other side for the first of them."""
-        self._buckets.only_baseline += len(alignment.only_baseline)
-        self._buckets.only_candidate += len(alignment.only_candidate)
         for _, _, reason in alignment.skipped:
             self.skip(reason, 1)
-        if not alignment.only_baseline and not alignment.only_candidate:
-            return
-        suggestions = Suggestions(alignment, *entries, details.of)
-        self._add_unpaired_side("baseline", alignment.only_baseline, entries, details, suggestions)
-        self._add_unpaired_side("candidate", alignment.only_candidate, entries, details, suggestions)
+        sides: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
+        only = []
+        for side, positions, held, lost in zip(
+            sides, (alignment.only_baseline, alignment.only_candidate), entries, damaged[::-1], strict=True
+        ):
+            # Activation checkpointing in one run only: what it computes again has no partner, and is no difference.
+            only.append([position for position in positions if not held[position].repeat])
+            if again := len(positions) - len(only[-1]):
+                self.skip(f"computed again in the {side} only", again)
+            if 0 < len(only[-1]) <= lost:
+                self.skip("its partner's line may be a damaged one", len(only.pop()))
+                only.append([])
+        self._buckets.only_baseline += len(only[0])
+        self._buckets.only_candidate += len(only[1])
+        if any(only):
+            suggestions = Suggestions(alignment, *entries, details.of)
+            for side, positions in zip(sides, only, strict=True):
+                self._add_unpaired_side(side, positions, entries, details, suggestions)
 
     def _add_unpaired_side(
         self,
@@ -353,7 +373,8 @@ class _Table:
     def _find(
         self, kind: FindingKind, line: int, call: str, module: str, detail: str = "", suggestion: str = ""
     ) -> None:
-        if len(self._findings) >= MAX_FINDINGS:
+        self._found[kind] = self._found.get(kind, 0) + 1
+        if self._found[kind] > MAX_FINDINGS:  # of each kind: many other dtypes must not hide a missing call
             self._findings_left_out += 1
             return
         place = self._place

@@ -14,6 +14,7 @@ import numpy
 from tensorprobe.compare.jobs import logical_index
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.measured import DIGEST, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
+from tensorprobe.numerics.pairs import derive
 
 Array = numpy.ndarray[Any, Any]
 
@@ -68,13 +69,18 @@ class RowLists:
             moments = [_NO_SUMMARY if slot.summary is None else msgspec.structs.astuple(slot.summary) for slot in slots]
             self._moments[side].append(numpy.array(moments, dtype=numpy.float64).reshape(-1, len(_MOMENTS)))
 
-    def finish(self, raw: dict[str, Array]) -> Rows:
-        """The finished columns; `raw` has the figures of the jobs."""
+    def finish(self, raw: Array, directions: Sequence[str]) -> Rows:
+        """The finished columns; `raw` has what the kernel measured, `directions` are those of the calls."""
         sides = {name: code for name in set(self.slot) if (code := _SIDE_CODES.get(name.partition(".")[0], 0)) >= 0}
+        call = numpy.concatenate(self._call) if self._call else numpy.zeros(0, dtype=numpy.int64)
+        side = numpy.array([sides[name] for name in self.slot], dtype=numpy.int8)
+        backward = numpy.array([direction == "backward" for direction in directions], dtype=bool)
+        output, parameters = SIDES.index("output"), SIDES.index("parameters")
         return Rows(
-            call=numpy.concatenate(self._call) if self._call else numpy.zeros(0, dtype=numpy.int64),
+            call=call,
             slot=self.slot,
-            side=numpy.array([sides[name] for name in self.slot], dtype=numpy.int8),
+            side=side,
+            made=(side == output) | ((side == parameters) & backward[call]),
             dtypes=(_codes(self._dtypes[0]), _codes(self._dtypes[1])),
             dtype_names=self._dtypes,
             shapes=self._shapes,
@@ -85,12 +91,12 @@ class RowLists:
             figures=self._figures(raw),
         )
 
-    def _figures(self, raw: dict[str, Array]) -> dict[str, Array]:
+    def _figures(self, raw: Array) -> dict[str, Array]:
         """A column for each figure of a row; those of rows without values are filled in from what is known."""
         basis, job = numpy.array(self.basis, dtype=numpy.int8), numpy.array(self.job, dtype=numpy.int64)
         measured = basis == VALUES
         columns = {}
-        for name, values in raw.items():
+        for name, values in derive(raw).items():
             if name == "bit_identical":
                 column = numpy.zeros(len(job), dtype=bool)
             else:
@@ -103,7 +109,13 @@ class RowLists:
         for side, parts in zip(("baseline", "candidate"), self._moments, strict=True):
             table = numpy.concatenate(parts) if parts else numpy.zeros((0, len(_MOMENTS)))
             for at, name in enumerate(_MOMENTS):
-                columns[f"{side}_{name}"] = table[:, at].copy() if at < 4 else table[:, at].astype(numpy.int64)
+                values = table[:, at]
+                columns[f"{side}_{name}"] = values.copy() if at < 4 else _whole(values)
+        # The norm of values whose statistics were not recorded is known from the kernel.
+        for name, squares in (("baseline_norm", "squares_a"), ("candidate_norm", "squares_b")):
+            lacking = measured & numpy.isnan(columns[name]) & (columns["count"] > 0)
+            at = job[lacking]
+            columns[name][lacking] = numpy.sqrt(raw[squares][at]) / raw["scale"][at]
         self._fill_equal(columns, basis == DIGEST)
         _fill_statistics(columns, basis == STATISTICS, numpy.array(self._digested, dtype=bool))
         return columns
@@ -134,6 +146,11 @@ def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) ->
         ours, theirs = columns[f"baseline_{name}"], columns[f"candidate_{name}"]
         alike &= (ours == theirs) | ((ours != ours) & (theirs != theirs))
     columns["bit_identical"][alike] = True
+
+
+def _whole(values: Array) -> Array:
+    """Counts from disk, which may be absurd, as 64-bit integers."""
+    return numpy.clip(values, -1, 2.0**62).astype(numpy.int64)
 
 
 def _codes(names: Sequence[str]) -> Array:

@@ -13,6 +13,7 @@ from tensorprobe.model.measured import BASES, JUDGED, SIDES, VERDICTS, Measured,
 from tensorprobe.report.table import arrow_schema
 
 BATCH_ROWS = 65_536
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]:
@@ -26,6 +27,7 @@ def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]
         "module": calls.module,
     }
     texts = {name: _encoded(values) for name, values in by_call.items()}
+    index, repeat = _integers(calls.index), _integers(calls.repeat)
     for start in range(0, len(rows.slot), BATCH_ROWS):
         part = slice(start, min(start + BATCH_ROWS, len(rows.slot)))
         call = rows.call[part]
@@ -33,8 +35,8 @@ def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]
         columns: dict[str, Any] = {
             "step": numpy.full(size, measured.step),
             "rank": numpy.full(size, measured.rank),
-            "index": numpy.array(calls.index, dtype=numpy.int64)[call],
-            "repeat": numpy.array(calls.repeat, dtype=numpy.int64)[call],
+            "index": index[call],
+            "repeat": repeat[call],
             "slot": _texts(rows.slot[part]),
             "side": _coded(rows.side[part], SIDES),
             "baseline_dtype": _texts(rows.dtype_names[0][part]),
@@ -55,6 +57,14 @@ def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]
         columns["bit_identical"] = columns["bit_identical"].astype(bool)
         table = pa.table({name: columns[name] for name in COLUMNS}).cast(arrow_schema())
         yield from table.to_batches()
+
+
+def _integers(values: Sequence[int]) -> Any:
+    """A column of integers; what no 64 bits hold, which only a forged run says, becomes the nearest that they do."""
+    try:
+        return numpy.array(values, dtype=numpy.int64)
+    except OverflowError:
+        return numpy.array([min(max(value, _LEAST), _MOST) for value in values], dtype=numpy.int64)
 
 
 def _encoded(values: Sequence[str]) -> tuple[Any, pa.Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ from tensorprobe.engine.rank_task import RankResult
 from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
 from tensorprobe.judge.divergence import StepAnswer, conclude_rank, earliest_difference, first_across_ranks
 from tensorprobe.model import Frame
+from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import (
     SCHEMA_VERSION,
     STATUSES,
+    Answer,
     Buckets,
     Comparison,
     Divergence,
@@ -30,6 +33,7 @@ from tensorprobe.version import VERSION
 
 MAX_FINDINGS = 200
 """Findings in a summary; the rest is counted."""
+_EXIT_CODES: dict[Answer, int] = {"agrees": 0, "diverged": 1, "unmeasured": 2}
 MAX_SOURCES = 20
 """Findings whose line in the user's program is looked up."""
 
@@ -48,8 +52,8 @@ def gather(
         schema_version=SCHEMA_VERSION,
         tool=VERSION,
         policy=plan.policy,
-        answer="diverged" if divergence else "agrees",
-        exit_code=_exit_code(divergence, bases),
+        answer=(answer := _answer(divergence, answers)),
+        exit_code=_EXIT_CODES[answer],
         divergence=divergence and with_source(divergence, runs),
         first_difference=earliest_difference(answers),
         externals=[external for answer in answers for external in answer.externals],
@@ -69,11 +73,11 @@ def gather(
     )
 
 
-def _exit_code(divergence: Divergence | None, bases: dict[str, int]) -> int:
-    """1 when the runs diverge; 2 when nothing does and nothing was measured: that is no agreement."""
+def _answer(divergence: Divergence | None, answers: Sequence[StepAnswer]) -> Answer:
+    """Where nothing diverges but no result has a verdict, nothing is known either."""
     if divergence is not None:
-        return 1
-    return 0 if bases["values"] or bases["digest"] or bases["statistics"] else 2
+        return "diverged"
+    return "agrees" if any(step.judged for step in answers) else "unmeasured"
 
 
 def with_source(divergence: Divergence, runs: tuple[Run, Run]) -> Divergence:
@@ -88,7 +92,8 @@ def with_source(divergence: Divergence, runs: tuple[Run, Run]) -> Divergence:
 def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int) -> Frame | None:
     """The innermost line of the user's program that made the call: as the candidate has it, else the baseline."""
     for run, name in reversed(list(zip(runs, names, strict=True))):
-        for wanted in (name, _forward_name(name)):
+        # A backward call runs in the engine: the line that matters is the one that made its forward call.
+        for wanted in (name, forward_name(name)):
             if not wanted:
                 continue
             try:
@@ -98,11 +103,6 @@ def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int) -
             if stack is not None and stack.frames:
                 return stack.frames[0]
     return None
-
-
-def _forward_name(name: str) -> str:
-    """A backward call runs in the engine; the line that matters is the one that made its forward call."""
-    return name.replace(".backward", ".forward") if ".backward" in name else ""
 
 
 def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Finding]:
@@ -119,7 +119,7 @@ def _rank_answer(result: RankResult, answers: Sequence[StepAnswer]) -> RankAnswe
     divergence = conclude_rank(result.answers, answers)
     return RankAnswer(
         rank=result.rank,
-        answer="diverged" if divergence else "agrees",
+        answer=_answer(divergence, result.answers),
         divergence=divergence,
         statuses=_count(STATUSES, (answer.statuses for answer in result.answers)),
     )
@@ -181,11 +181,19 @@ def _sum_buckets(plan: Plan, results: Sequence[RankResult]) -> Buckets:
 
 
 def _nothing_paired(runs: tuple[Run, Run], plan: Plan, buckets: Buckets) -> NothingPaired:
-    task = plan.tasks[0]
-    step = task.steps[0][0]
-    names = [run.names(step, task.rank, on_damage="skip") for run in runs]
-    total = buckets.only_baseline + buckets.only_candidate
-    return NothingPaired(f"0 of {total:,} calls have a partner. {nothing_paired_hint(*names)}")
+    damaged = sum(count for reason, count in buckets.skipped.items() if "damaged" in reason)
+    total = buckets.only_baseline + buckets.only_candidate + damaged
+    message = f"0 of {total:,} calls have a partner."
+    if total > damaged or not damaged:
+        task = plan.tasks[0]
+        names = [run.names(task.steps[0][0], task.rank, on_damage="skip") for run in runs]
+        message += f" {nothing_paired_hint(*names)}"
+    if damaged:
+        verify = "\n".join(f"    tensorprobe inspect {shlex.quote(str(run.path))} --verify" for run in runs)
+        message += (
+            f"\n  {damaged:,} were skipped: their lines or those of their partners are damaged. See where:\n{verify}"
+        )
+    return NothingPaired(message)
 
 
 def _count(names: Sequence[str], parts: Iterable[dict[str, int]]) -> dict[str, int]:

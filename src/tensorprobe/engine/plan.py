@@ -15,6 +15,7 @@ from tensorprobe.engine.places import Side
 from tensorprobe.engine.rank_task import RankTask
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare
+from tensorprobe.judge.policy import check_policy
 from tensorprobe.record import Run
 from tensorprobe.record.run import ranges
 
@@ -41,6 +42,7 @@ class Plan:
 def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
     """A task for each rank that both runs have; CannotCompare when there is none."""
     policy, map_text = settings.load_policy(), settings.read_map()
+    check_policy(policy)
     runs, steps, ranks = (sides[0].run, sides[1].run), settings.wanted_steps, settings.wanted_ranks
     segments = [{key for key in run.segments() if _wanted(key, steps, ranks)} for run in runs]
     _demand_asked(runs, steps, ranks)

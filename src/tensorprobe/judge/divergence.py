@@ -16,7 +16,7 @@ import numpy
 
 from tensorprobe.judge.externals import external_of
 from tensorprobe.model.comparison import STATUSES, Divergence, External, Finding, Inputs, Row
-from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, VERDICTS, Measured, Opinion
+from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, UNMEASURED, VERDICTS, Measured, Opinion
 
 MAX_EXTERNALS = 100
 
@@ -54,6 +54,8 @@ class StepAnswer(msgspec.Struct, kw_only=True):
     statuses: dict[str, int]
     bases: dict[str, int]
     rows: int
+    judged: int
+    """Results that have a verdict."""
     externals: list[External]
 
 
@@ -131,7 +133,7 @@ def conclude_step(measured: Measured, opinion: Opinion) -> StepAnswer:
     rows, calls = measured.rows, measured.calls
     status = opinion.status
     diverging = numpy.zeros(len(calls.name), dtype=bool)
-    numpy.logical_or.at(diverging, rows.call, (opinion.verdict == DIVERGES) & (rows.side == SIDES.index("output")))
+    numpy.logical_or.at(diverging, rows.call, (opinion.verdict == DIVERGES) & rows.made)
     diverging[[call for _, call in opinion.externals]] = True
     details = {finding.index: finding for finding in reversed(measured.findings) if finding.kind not in _UNPAIRED}
 
@@ -156,6 +158,7 @@ def conclude_step(measured: Measured, opinion: Opinion) -> StepAnswer:
         statuses={name: int(count) for name, count in zip(STATUSES, counts, strict=True)},
         bases={name: int(count) for name, count in zip(BASES, bases, strict=True)},
         rows=len(rows.slot),
+        judged=int((rows.made & (opinion.verdict != UNMEASURED)).sum()),
         externals=[external_of(measured, row, call) for row, call in opinion.externals[:MAX_EXTERNALS]],
     )
 
@@ -164,7 +167,7 @@ def _bit_differences(measured: Measured, opinion: Opinion) -> Any:
     """Calls with an output that differs in some bit although all inputs are identical."""
     rows = measured.rows
     differs = numpy.zeros(len(measured.calls.name), dtype=bool)
-    changed = (rows.side == 1) & (rows.basis != BASES.index("none")) & ~rows.figures["bit_identical"].astype(bool)
+    changed = rows.made & (rows.basis != BASES.index("none")) & ~rows.figures["bit_identical"].astype(bool)
     numpy.logical_or.at(differs, rows.call, changed)
     return differs & (opinion.inputs == INPUTS.index("identical"))
 
@@ -239,7 +242,7 @@ def worst_row(measured: Measured, opinion: Opinion, call: int) -> int | None:
     def weight(row: int) -> tuple[bool, bool, float]:
         allowed, value = float(opinion.allowed[row]), float(opinion.measured[row])
         ratio = value / allowed if allowed > 0 else float("inf") if value > 0 else 0.0
-        return bool(opinion.verdict[row] == DIVERGES), bool(rows.side[row] == 1), ratio
+        return bool(opinion.verdict[row] == DIVERGES), bool(rows.made[row]), ratio
 
     return max(span, key=weight, default=None)
 

@@ -29,6 +29,8 @@ class Family(IntFlag):
     """Not continuous: a noisy input may turn a decision."""
     RANDOM = 128
     """Draws random numbers."""
+    ROUNDED_ONCE = 1024
+    """Each element is the exact result, rounded once."""
     AVERAGES = 512
     """Divides its sum by the number of terms, or by what they add up to."""
     CANCELS = 256
@@ -55,6 +57,7 @@ _MEMBERS: dict[Family, str] = {
         scaled_dot_product_attention multi_head_attention_forward lstm gru mse_loss l1_loss smooth_l1_loss
         huber_loss binary_cross_entropy binary_cross_entropy_with_logits npu_rms_norm all_reduce reduce_scatter
         reduce index_add scatter_add put index_put""",
+    Family.ROUNDED_ONCE: "add sub subtract rsub mul multiply div divide true_divide sqrt reciprocal square",
     Family.AVERAGES: """mean cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy
         binary_cross_entropy_with_logits softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm
         instance_norm normalize native_layer_norm native_batch_norm native_group_norm var std cosine_similarity

@@ -19,7 +19,7 @@ import numpy
 
 from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model.dtypes import BY_CODE
-from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, Measured
+from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, VALUES, Measured
 
 Array = numpy.ndarray[Any, Any]
 
@@ -94,6 +94,10 @@ class Allowance:
     """For each call: greatest relative error among its inputs."""
     operands_equal: Array
     """For each call."""
+    exact: Array
+    """For each row: equal inputs must give equal bits."""
+    rounded_once: Array
+    """For each row: equal inputs must give results some units apart at most, element by element."""
 
 
 def errors_of(measured: Measured) -> Errors:
@@ -116,9 +120,8 @@ def errors_of(measured: Measured) -> Errors:
             peak_error[weak] = numpy.maximum(*ends)[weak]
             rms_error[weak] = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))[weak]
         relative = numpy.where(rms_error > 0, rms_error / numpy.maximum(rms, _TINY), 0.0)
-    equal = (rows.basis == DIGEST) | (
-        (rows.basis != NONE) & (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0)
-    )
+    alike = (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0) & (figures["different"] <= 0)
+    equal = (rows.basis == DIGEST) | ((rows.basis == VALUES) & alike) | (weak & figures["bit_identical"].astype(bool))
     return Errors(
         exact=roundoff == 0,
         measured=rows.basis != NONE,
@@ -138,7 +141,11 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     calls, rows = measured.calls, measured.rows
     call, (group, groups) = rows.call, _groups(measured)
     families = numpy.array([family_of(op) for op in calls.op], dtype=numpy.int64)
-    backward = numpy.array([direction == "backward" for direction in calls.direction], dtype=bool)
+    # An ATen call in backward is an op like any other: it has all it works with among its own inputs.
+    backward = numpy.array(
+        [way == "backward" and level != "aten" for way, level in zip(calls.direction, calls.level, strict=True)],
+        dtype=bool,
+    )
     forward = numpy.array(calls.forward, dtype=numpy.int64)
     operands = _Operands(measured, errors, group, groups)
     linked = forward >= 0
@@ -153,9 +160,12 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     length = _sum_lengths(measured, errors, operands, group, product, has(Family.REDUCES), is_backward)
     first, second = operands.top(group, is_backward & has_forward)
     size = numpy.where(product | is_backward, first[0] * second[0], 0.0)
-    size = numpy.where(product, size, numpy.where(has(Family.CANCELS | Family.REDUCES) | is_backward, first[0], 0.0))
+    # The result of an exponential says how large it is; its input may hold a mask of any size.
+    by_input = (has(Family.CANCELS | Family.REDUCES) & ~has(Family.EXPONENTIAL)) | is_backward
+    size = numpy.where(product & ~has(Family.EXPONENTIAL), size, numpy.where(by_input, first[0], 0.0))
     terms = numpy.where(has(Family.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
-    peak = numpy.where(product, terms * PEAK * size + first[1] * second[1], terms * first[1])
+    product_peak = terms * PEAK * size + first[1] * second[1]
+    peak = numpy.where(product, product_peak, numpy.where(by_input, terms * first[1], 0.0))
     jacobian = numpy.where(is_backward & has_forward, operands.steepness[numpy.maximum(forward[call], 0)], 1.0)
     size = numpy.maximum(terms * size * numpy.where(product, 1.0, jacobian), errors.rms)
     peak = numpy.maximum(numpy.maximum(peak * numpy.where(product, 1.0, jacobian), errors.peak), size)
@@ -188,7 +198,8 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     numpy.maximum.at(carried_by_call, call, carried)
     all_equal = numpy.ones(len(calls.name), dtype=bool)
     numpy.logical_and.at(all_equal, call, operands.equal[group])
-    return Allowance(noise, explained, amplified, size, carried_by_call, all_equal)
+    once = has(Family.ROUNDED_ONCE) & ~is_backward
+    return Allowance(noise, explained, amplified, size, carried_by_call, all_equal, exact, once)
 
 
 def _groups(measured: Measured) -> tuple[Array, int]:
@@ -210,7 +221,7 @@ class _Operands:
     def __init__(self, measured: Measured, errors: Errors, group: Array, groups: int) -> None:
         rows = measured.rows
         self._groups = groups
-        inputs = (rows.side != 1) & errors.measured
+        inputs = ~rows.made & errors.measured
         floats = inputs & ~errors.exact
         everything = errors.measured & ~errors.exact
         self.relative = self._greatest(group, errors.relative, floats)
@@ -233,7 +244,7 @@ class _Operands:
         self.offset = self._greatest(group, numpy.minimum(ratio, GREATEST_OFFSET), largest)
         self.range = self._greatest(group, numpy.minimum(errors.peak, GREATEST_RANGE), largest)
         width = _finite_size(rows.figures["baseline_max"] - rows.figures["baseline_min"])
-        wide_out = self._greatest(group, width, (rows.side == 1) & everything)
+        wide_out = self._greatest(group, width, rows.made & everything)
         wide_in = self._greatest(group, width, floats & (rows.side == 0))
         known = numpy.isfinite(wide_in) & (wide_in > 0)
         self.steepness = numpy.where(known, numpy.clip(wide_out / numpy.where(known, wide_in, 1.0), 1.0, 1e4), 1.0)
@@ -330,7 +341,7 @@ def _elements(shape: tuple[int, ...]) -> int:
     count = 1
     for size in shape:
         count *= size
-    return count
+    return min(count, 2**62)
 
 
 def _clean(values: Array) -> Array:

@@ -6,6 +6,7 @@ share of the noise that arithmetic explains (`noise`), or says that the row is o
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def load_policy(text: str) -> Policy:
         raise SettingsError(f"no policy file '{path}'.")
     try:
         file = msgspec.toml.decode(path.read_bytes(), type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, ImportError) as wrong:
+    except (msgspec.DecodeError, ValueError, RecursionError, ImportError) as wrong:
         raise SettingsError(f"the policy in '{path}' cannot be used: {wrong}") from None
     if file.base not in POLICIES:
         raise SettingsError(f"base {file.base!r} in '{path}' is no policy.{did_you_mean(file.base, POLICIES)}")
@@ -102,16 +103,37 @@ def load_policy(text: str) -> Policy:
     return Policy(name=file.name or path.stem, rules=[*file.rule, *POLICIES[file.base].rules])
 
 
+def check_policy(policy: Policy) -> None:
+    """SettingsError for a rule, in a policy that a program has made, that no file could have."""
+    for number, rule in enumerate(policy.rules, start=1):
+        _check(rule, f"rule {number} of policy {policy.name!r}")
+
+
 def _check(rule: Rule, where: str) -> None:
     kinds = (rule.noise is not None) + bool(rule.diverges) + rule.ignore
     if kinds != 1:
         raise SettingsError(f"{where} needs exactly one of noise, diverges, ignore; it has {kinds}.")
-    if rule.noise is not None and not rule.noise > 0:
-        raise SettingsError(f"{where}: noise is {rule.noise}; it must be greater than 0.")
+    if rule.noise is not None and not 0 < rule.noise < math.inf:
+        raise SettingsError(
+            f"{where}: noise is {rule.noise}; it must be a number greater than 0. To judge nothing, say ignore = true."
+        )
     known = JUDGED[1:]
     for group in rule.diverges:
-        for figure in group:
+        for figure, limit in group.items():
             if figure not in known:
                 raise SettingsError(f"{where}: {figure!r} is no figure.{did_you_mean(figure, known)}")
+            _check_limit(figure, limit, where)
         if not group:
             raise SettingsError(f"{where}: a condition without a figure would fit every row.")
+
+
+def _check_limit(figure: str, limit: float, where: str) -> None:
+    """A limit that nothing or everything is beyond would judge without looking."""
+    if not math.isfinite(limit):
+        raise SettingsError(
+            f"{where}: the limit of {figure} is {limit}, which no figure is beyond. To judge nothing, say ignore = true."
+        )
+    if limit < 0:
+        raise SettingsError(
+            f"{where}: the limit of {figure} is {limit}; figures are never below 0, so all would diverge."
+        )

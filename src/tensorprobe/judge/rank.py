@@ -34,17 +34,24 @@ Array = numpy.ndarray[Any, Any]
 
 _AGREE, _INTRODUCED, _INHERITED, _AMPLIFIED, _STRUCTURAL, _UNMEASURED = range(len(STATUSES))
 _IDENTICAL, _INPUTS_AGREE, _INPUTS_DIVERGE, _INPUTS_UNKNOWN = range(len(INPUTS))
-_L2, _PEAK, _SLOPE, _BIAS, _DIFFERENT, _NONFINITE = (
-    JUDGED.index(name) for name in ("relative_l2", "max_abs", "slope", "bias", "different", "nonfinite_different")
+_L2, _PEAK, _SLOPE, _BIAS, _DIFFERENT, _NONFINITE, _ULP = (
+    JUDGED.index(name)
+    for name in ("relative_l2", "max_abs", "slope", "bias", "different", "nonfinite_different", "ulp_max")
 )
 
 SYSTEMATIC_SHARE = 0.25
 """A scale or bias that all elements share counts from this part of the RMS allowance on: rounding has no common sign."""
 SYSTEMATIC_Z = 12.0
+FAR_ULP = 4.0
+"""Units in the last place by which single elements of a sum, product or quotient of equal numbers may differ."""
 ORIGIN_ROUNDOFFS = 2.0
 DRIFT_FACTOR = 8.0
 UNINITIALISED = "memory not yet initialised"
 """The note of a result that capture has not recorded because nothing was written to it yet."""
+_PARTIAL_WRITERS = frozenset(
+    "__setitem__ index_copy_ index_put_ index_fill_ index_add_ scatter_ scatter_add_ masked_scatter_ masked_fill_ put_".split()
+)
+"""Ops that write into a part of their first argument and leave the rest as it stood."""
 LATER_STEP_ERROR = 0.05
 """What parameters may differ by, relative, at the start of a later step when the calls that made them were not recorded."""
 
@@ -124,9 +131,9 @@ class RankJudge:
         self._drift = max(self._drift, drift)
 
     def _judge_call(self, call: int, rows: range, state: _State) -> None:
-        opinion, sides = state.opinion, state.sides
-        outputs = [row for row in rows if sides[row] == 1]
-        inputs = self._judge_inputs(call, [row for row in rows if sides[row] != 1], outputs, state)
+        opinion = state.opinion
+        outputs = [row for row in rows if state.made[row]]
+        inputs = self._judge_inputs(call, [row for row in rows if not state.made[row]], outputs, state)
         diverging = inputs == _INPUTS_DIVERGE
         beyond = amplified = seen = False
         for row in outputs:
@@ -140,6 +147,7 @@ class RankJudge:
                 amplified |= diverging and verdict == DIVERGES and level == 3
             elif call in state.filling and not state.equal[row]:
                 verdict = UNMEASURED
+                seen = False
             else:
                 verdict = DIVERGES if level == 3 or (level and diverging) else AGREES
                 amplified |= level >= 2
@@ -150,6 +158,9 @@ class RankJudge:
         self._diverged |= state.diverging[call]
         opinion.inputs[call] = inputs
         opinion.status[call] = self._status(call, state, beyond, diverging, amplified, seen or not outputs)
+        state.leave(call)
+        if state.diverging[call]:
+            state.spoil(call)
 
     def _status(self, call: int, state: _State, beyond: bool, diverging: bool, amplified: bool, seen: bool) -> int:
         if beyond and not diverging:
@@ -157,7 +168,7 @@ class RankJudge:
         if state.structural[call] == HARD:
             return _STRUCTURAL
         if beyond:
-            return _AMPLIFIED if amplified else _INHERITED
+            return _AMPLIFIED if amplified and not state.is_spoiled(call) else _INHERITED
         if call in state.external:
             return _INHERITED
         if not seen:
@@ -169,7 +180,8 @@ class RankJudge:
         opinion = state.opinion
         overwritten = bool(outputs) and all(state.equal[row] for row in outputs)
         forward = state.measured.calls.forward[call]
-        diverging = forward >= 0 and state.diverging[forward]
+        # What a module computes is computed by the calls inside it, which ended before it did.
+        diverging = state.is_spoiled(call) or (forward >= 0 and state.diverging[forward])
         seen = False
         for row in rows:
             if not state.measured_rows[row]:
@@ -181,7 +193,7 @@ class RankJudge:
             verdict = state.explicit[row]
             if verdict < 0:
                 known = self._known.get(state.measured.keys[state.keys[row]])
-                if known is None:
+                if known is None or (known == UNMEASURED and not state.is_fresh_memory(row, call)):
                     known = self._judge_origin(row, call, state, harmless=overwritten)
                 if known == UNMEASURED:
                     state.filling.add(call)
@@ -201,7 +213,7 @@ class RankJudge:
         """
         if state.is_fresh_memory(row, call):
             return UNMEASURED
-        if harmless and state.changes(call):
+        if harmless and state.is_written_to(row, call):
             return AGREES
         errors, opinion = state.errors, state.opinion
         forward = state.measured.calls.direction[call] == "forward"
@@ -213,13 +225,7 @@ class RankJudge:
         verdict = DIVERGES if error > allowed or broken or (errors.exact[row] and not self._drift) else AGREES
         opinion.judged_by[row] = _NONFINITE if broken else _L2
         opinion.measured[row], opinion.allowed[row] = error, allowed
-        # Once something has diverged, a tensor of unknown origin may well follow from it; a parameter does not.
-        if (
-            verdict == DIVERGES
-            and forward
-            and not self._steps
-            and (not self._diverged or _is_parameter(row, call, state))
-        ):
+        if verdict == DIVERGES and forward and not self._steps and state.may_be_external(row, call, self._diverged):
             opinion.externals.append((row, call))
             state.external.add(call)
         self._known.setdefault(state.measured.keys[state.keys[row]], verdict)
@@ -233,9 +239,13 @@ class RankJudge:
             self._drift = max(self._drift, state.drift[row])
 
 
-def _is_parameter(row: int, call: int, state: _State) -> bool:
-    rows, calls = state.measured.rows, state.measured.calls
-    return bool(rows.grad[row]) and bool(argument_name(calls.op[call], rows.slot[row]))
+def _same_but_wrapped(one: str, other: str) -> bool:
+    return one.endswith(f".{other}") or other.endswith(f".{one}")
+
+
+def module_path(op: str) -> str:
+    """`layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for what is no module."""
+    return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
 
 
 def _any_row(call: Array, mask: Array, calls: int) -> Array:
@@ -249,10 +259,10 @@ def _doubtful(measured: Measured, errors: Errors, limits: Limits, judged: _Judge
     """
     rows = measured.rows
     made = numpy.full(len(measured.keys) + 1, len(rows.slot), dtype=numpy.int64)
-    outputs = numpy.flatnonzero((rows.side == 1) & ~errors.equal & errors.measured)
+    outputs = numpy.flatnonzero(rows.made & ~errors.equal & errors.measured)
     numpy.minimum.at(made, rows.key[outputs], outputs)
-    strange = (rows.side != 1) & ~errors.equal & (made[rows.key] > numpy.arange(len(rows.slot)))
-    beyond = (rows.side == 1) & (judged.level == 3)
+    strange = ~rows.made & ~errors.equal & (made[rows.key] > numpy.arange(len(rows.slot)))
+    beyond = rows.made & (judged.level == 3)
     return _any_row(rows.call, strange | beyond | ~errors.measured | (limits.verdict >= 0), len(measured.calls.name))
 
 
@@ -264,8 +274,8 @@ class _Quiet:
     ) -> None:
         rows = measured.rows
         self.calls = calls
-        self.amplified = _any_row(rows.call, (rows.side == 1) & (judged.level >= 2), len(calls))
-        self._rows = numpy.flatnonzero(calls[rows.call] & (rows.side == 1) & ~errors.equal)
+        self.amplified = _any_row(rows.call, rows.made & (judged.level >= 2), len(calls))
+        self._rows = numpy.flatnonzero(calls[rows.call] & rows.made & ~errors.equal)
         self._call = rows.call[self._rows]
         self._state = state
 
@@ -291,7 +301,7 @@ class _State:
         diverging: list[bool],
     ) -> None:
         self.measured, self.errors, self.opinion, self.diverging = measured, errors, opinion, diverging
-        self.sides: list[int] = measured.rows.side.tolist()
+        self.made: list[bool] = measured.rows.made.tolist()
         self.keys: list[int] = measured.rows.key.tolist()
         self.measured_rows: list[bool] = errors.measured.tolist()
         self.equal: list[bool] = errors.equal.tolist()
@@ -302,22 +312,75 @@ class _State:
         self.filling: set[int] = set()
         """Calls that write into memory that was never initialised."""
         self.external: set[int] = set()
+        self._spoiled: set[tuple[str, str]] = set()
+        unpaired = [finding.index for finding in measured.findings if finding.kind.startswith("only_")]
+        self.first_unpaired = min(unpaired, default=None)
         notes = zip(measured.rows.note, measured.rows.shapes[0], measured.rows.dtype_names[0], strict=True)
         self._fresh = {(shape, dtype) for note, shape, dtype in notes if note == UNINITIALISED}
         size = numpy.maximum(allowance.size, 1e-300)
         self.drift: list[float] = numpy.minimum(errors.rms_error / size, 1.0).tolist()
 
-    def changes(self, call: int) -> bool:
-        """Whether the call writes into one of its arguments."""
+    def spoil(self, call: int) -> None:
+        """Remember that something inside these modules has diverged."""
+        calls = self.measured.calls
+        direction, path = calls.direction[call], calls.module[call]
+        if calls.level[call] == "module":
+            own = module_path(calls.op[call])
+            path = own.rpartition(".")[0]
+            if not own:
+                return
+        while path:
+            self._spoiled.add((direction, path))
+            path = path.rpartition(".")[0]
+        self._spoiled.add((direction, ""))
+
+    def leave(self, call: int) -> None:
+        """A module has ended: what went wrong inside it is no excuse for its next call."""
+        calls = self.measured.calls
+        if calls.level[call] == "module" and self._spoiled:
+            own, direction = module_path(calls.op[call]), calls.direction[call]
+            self._spoiled = {
+                (way, path)
+                for way, path in self._spoiled
+                if way != direction or (path != own and not path.startswith(f"{own}." if own else ""))
+            }
+
+    def is_spoiled(self, call: int) -> bool:
+        """Whether the call is that of a module in which something has diverged."""
+        calls = self.measured.calls
+        if calls.level[call] != "module":
+            return False
+        return (calls.direction[call], module_path(calls.op[call])) in self._spoiled
+
+    def may_be_external(self, row: int, call: int, diverged: bool) -> bool:
+        """Whether a differing tensor of unknown origin was there before the first call, or may have been made on the way.
+
+        Once something has diverged it may well follow from that; a parameter does not. A call without a partner, or
+        partners in other modules, may have made it.
+        """
+        rows, calls = self.measured.rows, self.measured.calls
+        if self.first_unpaired is not None and self.first_unpaired <= calls.index[call]:
+            return False
+        if calls.module[call] != calls.candidate_module[call] and not _same_but_wrapped(
+            calls.module[call], calls.candidate_module[call]
+        ):
+            return False
+        return not diverged or (bool(rows.grad[row]) and bool(argument_name(calls.op[call], rows.slot[row])))
+
+    def is_written_to(self, row: int, call: int) -> bool:
+        """Whether the call writes into this argument of it."""
         calls, slots = self.measured.calls, self.measured.rows.slot
+        place = slots[row].removeprefix("input.")
         end = calls.first_row[call + 1] if call + 1 < len(calls.first_row) else len(slots)
-        named = any(slot.startswith("output.changed") for slot in slots[calls.first_row[call] : end])
-        return named or calls.op[call].endswith("_")
+        if f"output.changed.{place}" in slots[calls.first_row[call] : end]:
+            return True
+        return place == "0" and calls.op[call].endswith(("_", ".__setitem__"))
 
     def is_fresh_memory(self, row: int, call: int) -> bool:
-        """Whether a differing input is of the shape of memory that was allocated bare, and the call writes into it."""
-        rows = self.measured.rows
-        return (rows.shapes[0][row], rows.dtype_names[0][row]) in self._fresh and self.changes(call)
+        """Whether a differing argument is of the shape of memory that was allocated bare, and is filled in part."""
+        rows, op = self.measured.rows, self.measured.calls.op[call].rpartition(".")[2]
+        fresh = (rows.shapes[0][row], rows.dtype_names[0][row]) in self._fresh
+        return fresh and op in _PARTIAL_WRITERS and self.is_written_to(row, call)
 
 
 def _against_allowance(measured: Measured, errors: Errors, allowance: Allowance, factor: Array) -> _Judged:
@@ -344,6 +407,9 @@ def _against_allowance(measured: Measured, errors: Errors, allowance: Allowance,
     worst = [ratios.max(axis=0) for ratios in candidates]
     level = (worst[0] > 1).astype(numpy.int8) + (worst[1] > 1) + (worst[2] > 1)
     changed = errors.exact & ~errors.equal
+    identical = allowance.operands_equal[rows.call]
+    far = (rows.basis == VALUES) & allowance.rounded_once & (figures["ulp_max"] > FAR_ULP)
+    level = numpy.where(identical & (far | (allowance.exact & ~errors.equal)), 3, level)
     level = numpy.where(changed, numpy.where(allowance.operands_equal[rows.call], 3, 2), level)
     broken = figures["nonfinite_different"] > 0
     level = numpy.where(broken, 3, numpy.where(errors.equal, 0, level)).astype(numpy.int8)
@@ -357,6 +423,10 @@ def _against_allowance(measured: Measured, errors: Errors, allowance: Allowance,
     limit = numpy.select(
         choices, [relative_limit, peak_limit, SYSTEMATIC_SHARE * relative_limit, SYSTEMATIC_SHARE * rms_limit]
     )
+    worst_ulp = identical & far & (candidates[1].max(axis=0) <= 1)
+    judged = numpy.where(worst_ulp, _ULP, judged)
+    value = numpy.where(worst_ulp, figures["ulp_max"], value)
+    limit = numpy.where(worst_ulp, FAR_ULP, limit)
     for special, code, column in ((changed, _DIFFERENT, "different"), (broken, _NONFINITE, "nonfinite_different")):
         judged = numpy.where(special, code, judged)
         value = numpy.where(special, figures[column], value)

@@ -106,3 +106,11 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def op(self) -> str:
         """The name without number and direction: `Functional.conv2d`, `Module.layers.0.attn.Attention`."""
         return self.name.rsplit(".", 2)[0]
+
+
+def forward_name(name: str) -> str:
+    """The name of the forward call that a backward call belongs to; empty when `name` is not that of a backward call."""
+    head, middle, last = (["", "", *name.rsplit(".", 2)])[-3:]
+    if last == "backward":
+        return f"{head}.{middle}.forward"
+    return f"{head}.forward.{last}" if middle == "backward" else ""

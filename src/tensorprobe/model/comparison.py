@@ -21,7 +21,8 @@ STATUSES: tuple[Status, ...] = ("agrees", "introduced", "inherited", "amplified"
 Basis = Literal["values", "digest", "statistics", "none"]
 """What a row was measured from: both tensors, equal digests, only their statistics, nothing."""
 Inputs = Literal["identical", "agree", "diverge", "unknown"]
-Answer = Literal["agrees", "diverged"]
+Answer = Literal["agrees", "diverged", "unmeasured"]
+"""`unmeasured`: nothing diverges, and no result was measured; that is no agreement."""
 
 SCHEMA_VERSION = 1
 

@@ -48,6 +48,7 @@ class Calls:
     level: list[str] = field(default_factory=list)
     direction: list[str] = field(default_factory=list)
     module: list[str] = field(default_factory=list)
+    candidate_module: list[str] = field(default_factory=list)
     stack: list[int | None] = field(default_factory=list)
     candidate_stack: list[int | None] = field(default_factory=list)
     forward: list[int] = field(default_factory=list)
@@ -72,6 +73,8 @@ class Rows:
     basis: Array
     key: Array
     """Rows with the same key hold the same pair of tensors."""
+    made: Array
+    """Whether the call made the tensor: outputs, and in a backward call the gradients of the parameters."""
     grad: Array
     note: list[str]
     figures: dict[str, Array]
