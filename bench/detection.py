@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -158,6 +159,12 @@ def wide_pairs(work: Path) -> Iterator[tuple[str, tuple[Path, Path]]]:
     yield "wide gpt: 1 / 2 threads", (work / "wide-1", work / "wide-2")
 
 
+def zoo_pairs(work: Path) -> Iterator[tuple[str, tuple[Path, Path]]]:
+    from zoo import clean_pairs as pairs  # imports transformers
+
+    return pairs(work)
+
+
 def record_wide(folder: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(3)
@@ -179,6 +186,7 @@ def main() -> None:
     parser.add_argument("--faults", default=None, help="names, separated by commas; all when not given")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--across", action="store_true", help="right runs on the CPU: faults on top of other roundings")
+    parser.add_argument("--zoo", action="store_true", help="clean pairs of transformers' models too (minutes)")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean pairs out")
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -203,7 +211,7 @@ def main() -> None:
             faults += outcomes
             show(outcomes)
         if not options.no_clean:
-            for name, runs in (*clean_pairs(work), *wide_pairs(work)):
+            for name, runs in chain(clean_pairs(work), wide_pairs(work), zoo_pairs(work) if options.zoo else ()):
                 outcomes = [judge(name, "", runs, policy) for policy in policies]
                 clean += outcomes
                 show(outcomes)

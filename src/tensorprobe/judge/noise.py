@@ -52,6 +52,8 @@ LEAST_PEAK = 2.0
 """Roundoffs by which a single element may differ: one unit in the last place."""
 SUM_FACTOR = 4.0
 GAIN = 16.0
+JUMP_FACTOR = 16.0
+"""Of the square root of the error: so much of a result may be decided otherwise, if gradients vary in size."""
 PEAK = 8.0
 """The greatest error may be so many times the RMS allowance: values vary in size within a tensor."""
 GREATEST_OFFSET = 1e3
@@ -175,6 +177,11 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
     peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
     accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
+    # Norms of narrow inputs add up the gradients of their weights in that type, in as many parts as there are threads.
+    narrow_sums = is_backward & has(Family.DIVIDES) & has(Family.REDUCES)
+    accumulator = numpy.where(
+        narrow_sums, numpy.maximum(accumulator, operands.roundoff[group] / SUM_FACTOR), accumulator
+    )
     steep = 1 + numpy.where(has(Family.EXPONENTIAL), operands.range[group], 0.0)
     steep = steep + numpy.where(has(Family.DIVIDES) & has(Family.REDUCES), operands.offset[group], 0.0)
     sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * steep
@@ -185,7 +192,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     carried = operands.relative[group]
     gain = GAIN * steep
     explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[group] * peak)
-    jumps = numpy.where(has(Family.JUMPS) & (carried > 0), 2 * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
+    jumps = numpy.where(has(Family.JUMPS) & (carried > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
     divides = numpy.where(
         has(Family.DIVIDES) | is_backward & has(Family.DIVIDES), GAIN * operands.element_relative[group], 0.0
     )
@@ -225,6 +232,7 @@ class _Operands:
         floats = inputs & ~errors.exact
         everything = errors.measured & ~errors.exact
         self.relative = self._greatest(group, errors.relative, floats)
+        self.roundoff = self._greatest(group, numpy.where(errors.roundoff > _ACCUMULATOR, errors.roundoff, 0.0), floats)
         peak_relative = errors.peak_error / numpy.maximum(errors.peak, _TINY)
         self.peak_relative = numpy.maximum(
             self._greatest(group, numpy.minimum(peak_relative, 1e6), floats), self.relative
@@ -266,6 +274,7 @@ class _Operands:
             (self.relative, self._all_relative),
             (self.peak_relative, self._all_relative),
             (self.element_relative, self.element_relative),
+            (self.roundoff, self.roundoff),
             (self.offset, self.offset),
             (self.range, self.range),
         ):
