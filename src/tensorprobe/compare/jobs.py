@@ -29,7 +29,6 @@ _WAITING = 4
 """Batches for each thread that may wait, so that reading the index does not run far ahead."""
 
 Array = numpy.ndarray[Any, Any]
-Task = tuple[list[tuple[int, int, int, int, int]], list[object]]
 
 
 class Jobs:
