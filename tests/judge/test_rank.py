@@ -239,3 +239,10 @@ def test_memory_that_is_filled_bit_by_bit_is_not_blamed_for_what_stood_there(tmp
     result = compare(tmp_path, run(1), run(2))
     assert result.agrees and not result.summary.externals
     assert result.summary.statuses["introduced"] == 0
+
+
+def test_a_policy_of_limits_names_the_parameters_that_differ_too(tmp_path: Path) -> None:
+    scaled = [W[0], W[1] * np.float32(1.01), W[2]]
+    result = compare(tmp_path, chain(), chain(weights=scaled), policy="bitwise")
+    assert [one.name for one in result.summary.externals] == ["layers.1.weight"]
+    assert result.summary.statuses["introduced"] == 0

@@ -198,6 +198,8 @@ class RankJudge:
                 if known == UNMEASURED:
                     state.filling.add(call)
                 verdict = known
+            elif verdict == DIVERGES and state.measured.keys[state.keys[row]] not in self._known:
+                self._note_external(row, call, state)
             opinion.verdict[row] = verdict
             diverging |= verdict == DIVERGES
         if diverging:
@@ -225,11 +227,17 @@ class RankJudge:
         verdict = DIVERGES if error > allowed or broken or (errors.exact[row] and not self._drift) else AGREES
         opinion.judged_by[row] = _NONFINITE if broken else _L2
         opinion.measured[row], opinion.allowed[row] = error, allowed
-        if verdict == DIVERGES and forward and not self._steps and state.may_be_external(row, call, self._diverged):
-            opinion.externals.append((row, call))
-            state.external.add(call)
+        if verdict == DIVERGES:
+            self._note_external(row, call, state)
         self._known.setdefault(state.measured.keys[state.keys[row]], verdict)
         return verdict
+
+    def _note_external(self, row: int, call: int, state: _State) -> None:
+        """Remember a tensor that differs in the first step although no recorded call has made it."""
+        forward = state.measured.calls.direction[call] == "forward"
+        if forward and not self._steps and state.may_be_external(row, call, self._diverged):
+            state.opinion.externals.append((row, call))
+            state.external.add(call)
 
     def _remember(self, row: int, verdict: int, state: _State) -> None:
         if state.equal[row]:

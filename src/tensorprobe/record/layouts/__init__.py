@@ -33,7 +33,7 @@ def describe_folder(path: Path) -> str:
     if (path.parent / "manifest.json").is_file():
         return f"\n  It is inside a run. Pass that: {path.parent}"
     if sign := find_sign(path):
-        return f"\n  It looks like {sign[0]} ({sign[1]})."
+        return f"\n  It looks like {sign[0]} ({sign[1]}), which this version does not read."
     if not names:
         return "\n  The folder is empty."
     return f"\n  It holds {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}."
