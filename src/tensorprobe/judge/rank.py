@@ -159,7 +159,7 @@ class RankJudge:
         opinion.inputs[call] = inputs
         opinion.status[call] = self._status(call, state, beyond, diverging, amplified, seen or not outputs)
         state.leave(call)
-        if state.diverging[call]:
+        if opinion.status[call] == _INTRODUCED or call in state.wrong_parameters:
             state.spoil(call)
 
     def _status(self, call: int, state: _State, beyond: bool, diverging: bool, amplified: bool, seen: bool) -> int:
@@ -201,7 +201,10 @@ class RankJudge:
             elif verdict == DIVERGES and state.measured.keys[state.keys[row]] not in self._known:
                 self._note_external(row, call, state)
             opinion.verdict[row] = verdict
-            diverging |= verdict == DIVERGES
+            if verdict == DIVERGES:
+                diverging = True
+                if argument_name(state.measured.calls.op[call], state.measured.rows.slot[row]):
+                    state.wrong_parameters.add(call)
         if diverging:
             return _INPUTS_DIVERGE
         if rows and not seen:
@@ -320,6 +323,8 @@ class _State:
         self.filling: set[int] = set()
         """Calls that write into memory that was never initialised."""
         self.external: set[int] = set()
+        self.wrong_parameters: set[int] = set()
+        """Calls with a parameter that diverges."""
         self._spoiled: set[tuple[str, str]] = set()
         unpaired = [finding.index for finding in measured.findings if finding.kind.startswith("only_")]
         self.first_unpaired = min(unpaired, default=None)
@@ -329,7 +334,10 @@ class _State:
         self.drift: list[float] = numpy.minimum(errors.rms_error / size, 1.0).tolist()
 
     def spoil(self, call: int) -> None:
-        """Remember that something inside these modules has diverged."""
+        """Remember that a call inside these modules went wrong, or has other parameters: they inherit that.
+
+        An input that diverges is no such thing: code of the module itself, which is no call, may have made it.
+        """
         calls = self.measured.calls
         direction, path = calls.direction[call], calls.module[call]
         if calls.level[call] == "module":
@@ -373,7 +381,10 @@ class _State:
             calls.module[call], calls.candidate_module[call]
         ):
             return False
-        return not diverged or (bool(rows.grad[row]) and bool(argument_name(calls.op[call], rows.slot[row])))
+        if argument_name(calls.op[call], rows.slot[row]) and rows.grad[row]:
+            return True
+        # Between calls of modules there is code that makes tensors too.
+        return not diverged and (calls.level[call] != "module" or not call)
 
     def is_written_to(self, row: int, call: int) -> bool:
         """Whether the call writes into this argument of it."""
