@@ -22,7 +22,6 @@ MAX_EXTERNALS = 100
 
 _INTRODUCED, _STRUCTURAL = STATUSES.index("introduced"), STATUSES.index("structural")
 _UNPAIRED = ("only_baseline", "only_candidate")
-_SERIOUS = ("only_baseline", "only_candidate", "shape", "slots", "raised")
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -226,11 +225,6 @@ def _without_spread(answer: StepAnswer, answers: Sequence[StepAnswer]) -> StepAn
                 earliest = min((spread, answer.diverging or spread), key=lambda one: one.place)
                 return msgspec.structs.replace(answer, introduced=None, diverging=earliest)
     return answer
-
-
-def serious(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings that make two runs different by themselves."""
-    return [finding for finding in findings if finding.kind in _SERIOUS]
 
 
 def worst_row(measured: Measured, opinion: Opinion, call: int) -> int | None:

@@ -106,7 +106,7 @@ class RankJudge:
         wanted = _any_row(rows.call, ~trivial, len(calls.name)) | hard
         state = _State(measured, errors, allowance, limits, judged, opinion, [False] * len(calls.name))
         doubtful = wanted & (hard | _doubtful(measured, errors, limits, judged))
-        quiet = _Quiet(measured, errors, judged, allowance, wanted & ~doubtful, state)
+        quiet = _Quiet(measured, errors, judged, wanted & ~doubtful, state)
         opinion.inputs[quiet.calls] = numpy.where(allowance.operands_equal, _IDENTICAL, _INPUTS_AGREE)[quiet.calls]
         opinion.status[quiet.calls & quiet.amplified] = _AMPLIFIED
         start = 0
@@ -280,9 +280,7 @@ def _doubtful(measured: Measured, errors: Errors, limits: Limits, judged: _Judge
 class _Quiet:
     """Calls that agree as long as nothing before them has diverged."""
 
-    def __init__(
-        self, measured: Measured, errors: Errors, judged: _Judged, allowance: Allowance, calls: Array, state: _State
-    ) -> None:
+    def __init__(self, measured: Measured, errors: Errors, judged: _Judged, calls: Array, state: _State) -> None:
         rows = measured.rows
         self.calls = calls
         self.amplified = _any_row(rows.call, rows.made & (judged.level >= 2), len(calls))
