@@ -7,30 +7,22 @@ Two names have one canonical name only when the same function is called with the
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
-from typing import NamedTuple
 
 from tensorprobe.model import Level
+from tensorprobe.model.call_name import FAMILIES, FAMILY_SPELLINGS, CallName, parse_call_name
 
-FAMILIES = ("Functional", "Tensor", "Torch", "VF", "Distributed", "NPU", "Module", "Aten", "Ops")
-"""What the name of an op begins with."""
-DIRECTIONS = ("forward", "backward")
-
-
-class CallName(NamedTuple):
-    """A name in its parts. `number` and `direction` are empty when the name does not say them."""
-
-    op: str
-    number: str
-    direction: str
-
-    def __str__(self) -> str:
-        tail = (self.direction, self.number) if self.op.startswith("Module.") else (self.number, self.direction)
-        return ".".join(part for part in (self.op, *tail) if part)
-
-
-_FAMILY_SPELLINGS = {"_VF": "VF", "torch_npu": "NPU", "Torch_npu": "NPU", "Npu": "NPU", "aten": "Aten"}
+__all__ = [
+    "FAMILIES",
+    "CallName",
+    "canonical_call_name",
+    "canonical_op",
+    "family_of",
+    "level_of",
+    "op_without_prefix",
+    "parse_call_name",
+    "without_prefix",
+]
 
 _OPERATORS = {
     "add": "__add__ __radd__",
@@ -95,46 +87,12 @@ _ALIASES: dict[str, str] = {
     "Distributed._reduce_scatter_base": "Distributed.reduce_scatter_tensor",
 }
 
-_KNOWN_FAMILY = "|".join(sorted((*FAMILIES, *_FAMILY_SPELLINGS), key=len, reverse=True))
-_WITH_STARS = re.compile(r"(\w+)\*(.+)\*([0-9]+)(?:[*._](forward|backward))?")
-_WITH_UNDERSCORES = re.compile(rf"({_KNOWN_FAMILY})_(.+)_([0-9]+)(?:_(forward|backward))?")
-_NUMBERED = re.compile(r"(.+)\.([0-9]+)")
-
-
-def parse_call_name(text: str) -> CallName:
-    """The parts of a name in any spelling, its op with dots but not yet canonical.
-
-    `Module.layers.0` has no number: what stands last in a path is part of it unless a direction stands before it.
-    """
-    head, *tail = text.rsplit(".", 2)
-    if len(tail) == 2:
-        middle, last = tail
-        if last in DIRECTIONS and middle.isdecimal():
-            return CallName(head, middle, last)
-        if middle in DIRECTIONS and last.isdecimal():
-            return CallName(head, last, middle)
-    return _parse_other_spelling(text)
-
-
-def _parse_other_spelling(text: str) -> CallName:
-    match = _WITH_STARS.fullmatch(text) or _WITH_UNDERSCORES.fullmatch(text)
-    if match is not None:
-        family, op, number, direction = match.groups(default="")
-        if family == "Module":
-            path, _, class_name = op.rpartition("_")
-            op = f"{path}.{class_name}" if path else class_name
-        return CallName(f"{family}.{op}", number, direction)
-    match = _NUMBERED.fullmatch(text)
-    if match is not None and not text.startswith("Module."):
-        return CallName(match[1], match[2], "")
-    return CallName(text, "", "")
-
 
 @lru_cache(maxsize=1 << 16)
 def canonical_op(op: str) -> str:
     """The op as our own capture names it: `Tensor.__add__` → `Tensor.add`, `Torch.lstm` → `VF.lstm`."""
     family, dot, rest = op.partition(".")
-    spelled = f"{_FAMILY_SPELLINGS.get(family, family)}{dot}{rest}"
+    spelled = f"{FAMILY_SPELLINGS.get(family, family)}{dot}{rest}"
     return _ALIASES.get(spelled, spelled)
 
 
@@ -147,7 +105,7 @@ def canonical_call_name(text: str) -> str:
 def family_of(name: str) -> str:
     """What a name begins with, spelled as in `FAMILIES` if it is one of them."""
     family = parse_call_name(name).op.partition(".")[0]
-    return _FAMILY_SPELLINGS.get(family, family)
+    return FAMILY_SPELLINGS.get(family, family)
 
 
 def level_of(name: str) -> Level:
