@@ -11,7 +11,7 @@ DEMO := demo-output
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-compare detect sweep wheel sanitize clean
+.PHONY: help demo test lint bench bench-compare bench-ptdbg detect sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: $(READY) ## measure capture beside plain training and the published peer;
 
 bench-compare: $(READY) ## measure compare beside the published peer's, on the same tensors; ARGS="--help" for options
 	$(BIN)/python bench/compare.py $(ARGS)
+
+bench-ptdbg: $(READY) ## measure dump and compare by the old names beside the old guide's figures; ARGS="--help" for options
+	$(BIN)/python bench/ptdbg.py $(ARGS)
 
 detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
 	$(BIN)/python bench/detection.py $(ARGS)

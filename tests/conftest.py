@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 import torch.optim.optimizer as optimizer
 import torch.utils.checkpoint as checkpoint
+import torch.utils.data.dataloader as dataloader
 from torch import nn
 
 from tensorprobe.capture import active_probe
@@ -30,6 +31,7 @@ def _patchable() -> dict[str, Any]:
         "CheckpointFunction.forward": checkpoint.CheckpointFunction.__dict__["forward"],
         "CheckpointFunction.backward": checkpoint.CheckpointFunction.__dict__["backward"],
         "_CheckpointFrame.__init__": checkpoint._CheckpointFrame.__dict__["__init__"],
+        "_BaseDataLoaderIter.__next__": dataloader._BaseDataLoaderIter.__next__,
         "Work.wait": torch.distributed.Work.__dict__["wait"],
     }
 

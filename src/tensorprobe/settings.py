@@ -32,6 +32,7 @@ class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     span: tuple[str, str] | None = None
     ops: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
     floating_only: bool = False
     max_bytes: int | None = None
     stacks: bool | None = None
@@ -55,6 +56,7 @@ SETTINGS_HELP: dict[str, str] = {
     "span": "only the calls from the first name to the second, both included",
     "ops": "only ops whose name has this in it, or matches it as a glob",
     "modules": "only calls made in modules whose path has this in it, or matches it as a glob",
+    "inside": "only ATen calls made inside these API calls, named as for names; needs level aten",
     "floating_only": "values and statistics of floating and complex tensors only",
     "max_bytes": "at most this many bytes of values in all, over all ranks; summaries only after that",
     "stacks": "the user's stack of each call; by default on, but off in summary mode",
@@ -77,13 +79,18 @@ def capture_settings(**given: Any) -> CaptureSettings:
     for key, allowed in (("directions", DIRECTIONS), ("sides", SIDES)):
         if key in values:
             values[key] = _choices(values[key], key, allowed)
-    for key in ("names", "ops", "modules"):
+    for key in ("names", "ops", "modules", "inside"):
         if key in values:
             values[key] = _texts(values[key], key)
     if values.get("span") is not None:
         values["span"] = _texts(values["span"], "span")
         if len(values["span"]) != 2:
             raise SettingsError(f"span takes two names, the first and the last call; got {len(values['span'])}.")
+    if values.get("inside") and values.get("level", "api") != "aten":
+        raise SettingsError(
+            f"inside picks ATen calls by the API call they are made in; level is {values.get('level', 'api')!r}. "
+            "Set level='aten', or pick the API calls themselves with names."
+        )
     for key in ("max_bytes", "ring_bytes"):
         if values.get(key) is not None:
             values[key] = parse_bytes(values[key], key)

@@ -449,8 +449,7 @@ def test_folder_inside_a_run_points_to_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "told"),
     [
-        ("step0/rank0/dump.json", "a dump of msprobe"),
-        ("forward_info_123.json", "a dump of api_accuracy_checker"),
+        ("step0/rank0/construct.json", "a dump of msprobe"),
         ("ptdbg_dump_v4.0/rank0/npu_dump.pkl", "a dump of ptdbg_ascend"),
         ("model.safetensors", "a checkpoint"),
         ("notes.txt", r"It holds notes\.txt"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from tensorprobe.capture import private
+from tensorprobe.capture.alone import AloneRun
 from tensorprobe.capture.backward import edges_of
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.flatten import Tensors, flatten_arguments, flatten_result
@@ -21,13 +23,20 @@ _is_compiling, _is_tracing = private.is_compiling, private.is_tracing
 
 
 class FunctionTap(TorchFunctionMode):
-    """Watches one thread's calls for a session. Pushed below all other modes, so that it sees what is really executed."""
+    """Watches one thread's calls for a session. Pushed below all other modes, so that it sees what is really executed.
 
-    def __init__(self, session: Session, collectives: Collectives, *, record: bool) -> None:
+    Calls that are not recorded (`record` false) are counted and named, for the ATen calls made in them. `alone` is for one
+    call that is to be bracketed, or run once more.
+    """
+
+    def __init__(
+        self, session: Session, collectives: Collectives, *, record: bool, alone: AloneRun | None = None
+    ) -> None:
         super().__init__()
         self._session = session
         self._collectives = collectives
         self._record = record
+        self._alone = alone
         self._plans: dict[Any, Plan] = {}
         self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
 
@@ -54,7 +63,12 @@ class FunctionTap(TorchFunctionMode):
         if call is None:
             return func(*args, **kwargs)
         try:
-            result = func(*args, **kwargs) if plan.is_leaf and self._record else self._inside(func, call, args, kwargs)
+            if self._alone is not None and self._alone.is_due(call.header):
+                result = self._run_alone_too(self._alone, func, call, args, kwargs)
+            elif plan.is_leaf and self._record:
+                result = func(*args, **kwargs)
+            else:
+                result = self._inside(func, call, args, kwargs)
         except BaseException as error:
             self._raised(call, error)
             raise
@@ -80,6 +94,13 @@ class FunctionTap(TorchFunctionMode):
                 return composite(*args, **kwargs)
         finally:
             calls.pop()
+
+    def _run_alone_too(self, alone: AloneRun, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
+        true_call = partial(self._inside, func, call, args, kwargs)
+        result, again = alone.run(true_call, call.header, func, args, kwargs)
+        if again:
+            call.start = -1  # what its true backward does is not asked for: its nodes bear no name
+        return result
 
     def _before(self, state: ThreadState, plan: Plan, args: Any, kwargs: Any) -> _OpenCall | None:
         """Count the call and copy its inputs; None when nothing more is to be done about it."""

@@ -37,7 +37,9 @@ _PREFIXES = (
 )
 
 
-_ALLOCATIONS = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
+_ALLOCATIONS = frozenset(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format".split()
+)
 _RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
 _RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
 

@@ -22,6 +22,14 @@ def find_world_size() -> int:
     return max(_number("WORLD_SIZE", 1), find_rank() + 1)
 
 
+def find_rank_of(model: Any) -> int:
+    """The rank torch.distributed or the launcher knows, else the number of the device that the model is on, else 0."""
+    if _distributed() or os.environ.get("RANK", "").isdigit():
+        return find_rank()
+    _, _, number = main_device(model).partition(":")
+    return int(number) if number else 0
+
+
 def coordinates() -> dict[str, int]:
     """Where this rank stands in the mesh of its training, by dimension; empty when there is none."""
     if not _distributed():

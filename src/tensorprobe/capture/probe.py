@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tensorprobe.capture.alone import Alone, AloneRun
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.dispatch_tap import DispatchTap
 from tensorprobe.capture.function_tap import FunctionTap
@@ -33,6 +34,7 @@ from tensorprobe.capture.stacks import StackBook
 from tensorprobe.capture.step_tap import StepTap
 from tensorprobe.errors import CaptureIncomplete, SettingsError
 from tensorprobe.model import Coverage
+from tensorprobe.record.layouts.forms import Form, make_place
 from tensorprobe.record.run_folder import make_run, read_part, refuse_existing
 from tensorprobe.record.writer import RunWriter
 from tensorprobe.settings import CaptureSettings, capture_settings
@@ -46,6 +48,10 @@ class Probe:
 
     `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
     that is already in `out`. The other settings are listed in `tensorprobe.settings.SETTINGS_HELP`.
+
+    `rank` is for programs that know it better than torch.distributed and the launcher do. `form` writes a dump in
+    the layout of an older tool instead of a run: what was there before is replaced. `alone` is for one call that is to
+    be bracketed, or run once more.
     """
 
     def __init__(
@@ -55,6 +61,9 @@ class Probe:
         model: Any = None,
         overwrite: bool = False,
         steps_by: str = "call",
+        rank: int | None = None,
+        form: Form | None = None,
+        alone: Alone | None = None,
         **settings: Any,
     ) -> None:
         self.out = Path(out)
@@ -67,6 +76,7 @@ class Probe:
         self._model_device = main_device(model)
         self._overwrite = overwrite
         self._steps_by = steps_by
+        self._given_rank, self._form, self._alone = rank, form, alone
         self._session: Session | None = None
         self._step = 0
 
@@ -85,8 +95,10 @@ class Probe:
         global _active
         if self._session is not None:
             return self
-        rank, world_size = find_rank(), find_world_size()
-        refuse_existing(self.out, rank, overwrite=self._overwrite)
+        rank = find_rank() if self._given_rank is None else self._given_rank
+        world_size = max(find_world_size(), rank + 1)
+        if self._form is None:
+            refuse_existing(self.out, rank, overwrite=self._overwrite)
         with _active_lock:
             if _active is not None:
                 raise SettingsError(f"a probe into {str(_active.out)!r} is running in this process. Stop it first.")
@@ -139,8 +151,12 @@ class Probe:
     def _begin(self, rank: int, world_size: int) -> None:
         settings = self.settings
         self._rank = rank
-        described = msgspec.to_builtins(settings)
-        make_run(self.out, rank, world_size, torch_version=str(torch.__version__), settings=described)
+        place = -1
+        if self._form is None:
+            described = msgspec.to_builtins(settings)
+            make_run(self.out, rank, world_size, torch_version=str(torch.__version__), settings=described)
+        else:
+            place = make_place(self._form)
         share = None if settings.max_bytes is None else settings.max_bytes // world_size
         writer = RunWriter(
             self.out,
@@ -149,6 +165,8 @@ class Probe:
             max_bytes=share,
             ring_bytes=settings.ring_bytes,
             in_process=settings.in_process,
+            form=self._form,
+            place=place,
         )
         selection = Selection(
             directions=settings.directions,
@@ -157,6 +175,7 @@ class Probe:
             span=settings.span,
             ops=settings.ops,
             modules=settings.modules,
+            inside=settings.inside,
         )
         snapshots = Snapshots(writer, mode=settings.mode, floating_only=settings.floating_only)
         stacks = StackBook() if settings.wants_stacks else None
@@ -169,8 +188,12 @@ class Probe:
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
-        function = None if level == "module" else FunctionTap(session, self._collectives, record=level != "aten")
-        self._modes = ModeStack(function, DispatchTap(session) if level == "aten" else None)
+        dispatch = DispatchTap(session) if level == "aten" else None
+        alone = None if self._alone is None else AloneRun(self._alone, session, dispatch)
+        function = (
+            None if level == "module" else FunctionTap(session, self._collectives, record=level != "aten", alone=alone)
+        )
+        self._modes = ModeStack(function, dispatch)
         if function is not None:
             function.visible_inside = self._modes.visible_inside
         self._modules = ModuleTap(session, self._names, record=level in ("module", "mix"), before=self._modes.settle)
@@ -213,7 +236,7 @@ class Probe:
     def _close(self, session: Session) -> Coverage:
         coverage = session.coverage()
         session.writer.close(msgspec.to_builtins(coverage), coordinates(), self._model_device)
-        part = read_part(self.out, self._rank)
+        part = read_part(self.out, self._rank) if self._form is None else session.writer.part
         if part is not None and part.closed:
             return part.coverage
         return msgspec.structs.replace(coverage, first_error=coverage.first_error or session.writer.failure)
@@ -225,7 +248,8 @@ class Probe:
         problems = []
         failure = session.writer.failure
         if coverage.failed or (coverage.first_error and coverage.first_error != failure):
-            problems.append(f"{coverage.failed:,} calls are not recorded. First: {coverage.first_error}")
+            what = f"{coverage.failed:,} calls are not recorded" if coverage.failed else "calls are recorded in part"
+            problems.append(f"{what}. First: {coverage.first_error}")
         if failure is not None:
             problems.append(f"{failure}. What it had written until then can be read.")
         for name, close in coverage.unmatched.items():

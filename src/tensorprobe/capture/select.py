@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tensorprobe.errors import nearest
@@ -28,6 +28,7 @@ class Selection:
 
     A range whose ends are full names (`….forward`, `….backward`) is what is executed from the first to the last, both included.
     A range whose ends leave the direction out is those calls and all between them, forward and backward.
+    `inside` names API calls: of ATen calls only those made in one of them, or in its backward, are wanted.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Selection:
         span: tuple[str, str] | None = None,
         ops: Sequence[str] = (),
         modules: Sequence[str] = (),
+        inside: Sequence[str] = (),
     ) -> None:
         self._all = Wanted("forward" in directions, "backward" in directions)
         self.inputs = "input" in sides
@@ -50,6 +52,8 @@ class Selection:
         self._ops = [_matcher(pattern) for pattern in ops]
         self._modules = [_matcher(pattern) for pattern in modules]
         self._patterns = [*names, *(span or ()), *ops, *modules]
+        self._enclosing = frozenset(inside)
+        self._asked_for = [*self._patterns, *inside]
         self._hit: set[str] = set()
         self._met: dict[str, None] = {}
 
@@ -61,15 +65,15 @@ class Selection:
         """What is wanted of the call that now begins."""
         if not self._patterns:
             return self._all
-        if len(self._met) < _MOST_NAMES_KEPT:
-            self._met[name] = self._met[backward_name] = None
+        self._meet(name, backward_name)
         if self._ops and not self._any(self._ops, op):
             return NOTHING
         if self._modules and not self._any(self._modules, module):
             return NOTHING
         forward, backward = self._all
         if self._names:
-            forward, backward = forward and self._is_named(name), backward and self._is_named(backward_name)
+            forward = forward and self._is_named(name, self._names)
+            backward = backward and self._is_named(backward_name, self._names)
         if self._span is not None:
             inside = self._advance(name)
             forward = forward and inside
@@ -80,17 +84,31 @@ class Selection:
         """Whether a watched backward, which now begins, is inside the range."""
         return not self._span_by_execution or self._advance(backward_name)
 
-    def unmatched(self) -> dict[str, list[str]]:
-        """What was asked for and never met, each with the nearest names that were."""
-        met = [*dict.fromkeys([*self._met, *map(_stem, self._met)])]
-        return {pattern: nearest(pattern, met) for pattern in self._patterns if pattern not in self._hit}
+    def enter(self, name: str, backward_name: str) -> None:
+        """An API call begins that is not recorded itself, but what is made in it may be."""
+        if self._enclosing:
+            self._meet(name, backward_name)
 
-    def _is_named(self, name: str) -> bool:
-        for candidate in (name, _stem(name)):
-            if candidate in self._names:
-                self._hit.add(candidate)
-                return True
-        return False
+    def wants_inside(self, enclosing: Iterable[str]) -> bool:
+        """Whether an ATen call is wanted that is made in these API calls, or in these backwards."""
+        if not self._enclosing:
+            return True
+        return bool([name for name in enclosing if self._is_named(name, self._enclosing)])  # each of them may be a hit
+
+    def unmatched(self) -> dict[str, list[str]]:
+        """What was asked for and gave nothing, each with the nearest names met: none where the name itself was met."""
+        met = dict.fromkeys([*self._met, *map(_stem, self._met)])
+        missed = [pattern for pattern in self._asked_for if pattern not in self._hit]
+        return {pattern: [] if pattern in met else nearest(pattern, met) for pattern in missed}
+
+    def _meet(self, name: str, backward_name: str) -> None:
+        if len(self._met) < _MOST_NAMES_KEPT:
+            self._met[name] = self._met[backward_name] = None
+
+    def _is_named(self, name: str, asked_for: frozenset[str]) -> bool:
+        hit = asked_for.intersection((name, _stem(name)))
+        self._hit |= hit
+        return bool(hit)
 
     def _advance(self, name: str) -> bool:
         """Whether an event is inside the range; moves the range's state."""

@@ -44,11 +44,12 @@ class Header(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Written on an autograd node: the call whose backward it is."""
+    """Written on an autograd node: the call whose backward it is, the outermost one, and those within it."""
 
     call: str
     module: str
     stack: int | None
+    within: tuple[str, ...] = ()
 
 
 class Recompute(NamedTuple):
@@ -178,7 +179,8 @@ class Session:
         name = f"{op}.{self.number(f'{op}:{direction}', recompute)}.{direction}"
         path = self.module_path() if origin is None else origin.module
         wanted = self.selection.wants(op, name, name, path)
-        if not (wanted.backward if backward else wanted.forward):
+        enclosing = self.state.calls if origin is None else [*self.state.calls, origin.call, *origin.within]
+        if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
             self.filter_out()
             return None
         return self._header(self.state, recompute, "aten", name, name, path, wanted, origin)
@@ -188,6 +190,7 @@ class Session:
         recompute = self.repetition()
         number = self.number(op, recompute)
         name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
+        self.selection.enter(name, back)
         return self._header(self.state, recompute, "api", name, back, self.module_path(), Wanted(False, True))
 
     def module_path(self) -> str:
@@ -282,7 +285,9 @@ class Session:
         roots = find_roots(outputs, start)
         if roots:
             for node in find_boundary(roots, edges, start)[0]:
-                node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack)
+                inner: Origin | None = node.metadata.get(NODE_KEY)
+                within = () if inner is None else (inner.call, *inner.within)
+                node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, within)
 
     def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
         """Tool code inside the autograd engine."""

@@ -62,7 +62,7 @@ class RowLists:
         self._call.append(calls)
         self.slot += [known(slot.name, slot.name) for slot in left]
         self._grad += [slot.grad for slot in left]
-        self._digested += [a.digest is not None and b.digest is not None for a, b in zip(left, right, strict=True)]
+        self._digested += [_same_kind(a.digest, b.digest) for a, b in zip(left, right, strict=True)]
         for side, slots in enumerate((left, right)):
             self._dtypes[side].extend([known(slot.dtype, slot.dtype) for slot in slots])
             self._shapes[side].extend([known(slot.shape, slot.shape) for slot in slots])
@@ -138,14 +138,25 @@ def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) ->
         equal = columns["candidate_norm"][rows] == columns["baseline_norm"][rows]
         columns["norm_ratio"][rows] = numpy.where(equal, 1.0, norms)
         columns["bias"][rows] = columns["candidate_mean"][rows] - columns["baseline_mean"][rows]
-    places = sum(abs(columns[f"candidate_{name}"] - columns[f"baseline_{name}"]) for name in ("nan", "inf"))
-    columns["nonfinite_different"][rows] = numpy.asarray(places)[rows]
+    columns["nonfinite_different"][rows] = (_places(columns, "nan") + _places(columns, "inf"))[rows]
     # Without digests equal statistics are all that can be known of equal bits.
     alike = rows & ~digested
     for name in _MOMENTS:
         ours, theirs = columns[f"baseline_{name}"], columns[f"candidate_{name}"]
         alike &= (ours == theirs) | ((ours != ours) & (theirs != theirs))
     columns["bit_identical"][alike] = True
+
+
+def _places(columns: dict[str, Array], name: str) -> Array:
+    """By how many places the counts differ. A count of -1 is "some": it differs from none, and from nothing else."""
+    ours, theirs = columns[f"baseline_{name}"], columns[f"candidate_{name}"]
+    uncounted = (ours < 0) | (theirs < 0)
+    return numpy.where(uncounted, (ours == 0) | (theirs == 0), abs(theirs - ours))
+
+
+def _same_kind(one: str | None, other: str | None) -> bool:
+    """Whether two digests can be compared: those of other tools say their kind before a colon."""
+    return one is not None and other is not None and one.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 def _whole(values: Array) -> Array:

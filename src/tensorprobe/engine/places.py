@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -39,13 +39,26 @@ class Side:
     address: str
     run: Run
 
+    @property
+    def data(self) -> str | None:
+        """Where a task finds the values of the run, when they are not where its layout has them."""
+        return None if self.run.data is None else str(self.run.data.absolute())
+
 
 @contextmanager
 def open_sides(baseline: Place, candidate: Place, settings: CompareSettings) -> Iterator[tuple[Side, Side]]:
     """Both runs, open for planning and gathering; what was fetched for it is removed at the end."""
     with ExitStack() as stack:
         sides = [stack.enter_context(_open_side(place, settings)) for place in (baseline, candidate)]
-        yield sides[0], sides[1]
+        yield sides[0], _as_partner(sides[1], sides[0])
+
+
+def _as_partner(candidate: Side, baseline: Side) -> Side:
+    """The candidate; where each side is one rank that the user has chosen, by the number of the baseline's."""
+    runs = (baseline.run, candidate.run)
+    if not all(run.one_rank and len(run.ranks) == 1 for run in runs) or runs[0].ranks == runs[1].ranks:
+        return candidate
+    return replace(candidate, run=candidate.run.renumbered(baseline.run.ranks[0]))
 
 
 @contextmanager

@@ -56,14 +56,20 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
             RankTask(
                 baseline=sides[0].address,
                 candidate=sides[1].address,
+                baseline_data=sides[0].data,
+                candidate_data=sides[1].data,
                 rank=rank,
-                candidate_rank=rank,
+                candidate_rank=rank if runs[1].true_rank is None else runs[1].true_rank,
                 steps=[(step, step) for step in at],
                 policy=policy,
                 map_text=map_text,
                 strip_prefix=settings.strip_prefix,
                 fuzzy=settings.fuzzy,
             )
+        )
+    if runs[1].true_rank is not None:
+        plan.notes.append(
+            f"rank {runs[1].true_rank} of the candidate is compared with rank {plan.tasks[0].rank} of the baseline"
         )
     for name, run, mine in zip(("baseline", "candidate"), runs, segments, strict=True):
         _leave_out(plan, name, run, mine - common, common)

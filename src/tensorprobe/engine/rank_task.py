@@ -34,6 +34,9 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
 
     baseline: str
     candidate: str
+    baseline_data: str | None = None
+    candidate_data: str | None = None
+    """Where the values of a run are, when they are not where its layout has them."""
     rank: int
     candidate_rank: int
     steps: list[tuple[int, int]]
@@ -66,7 +69,7 @@ def compare_rank(
     task: RankTask, *, progress: Progress | None = None, write: Callable[[pa.RecordBatch], None] | None = None
 ) -> RankResult:
     """Measure and judge every step of one rank; rows are written to the task's file, or given to `write`, or dropped."""
-    runs = (open_run(task.baseline), open_run(task.candidate))
+    runs = (open_run(task.baseline, task.baseline_data), open_run(task.candidate, task.candidate_data))
     result = RankResult(rank=task.rank, answers=[], buckets=Buckets(), findings=[], findings_total=0)
     if task.rows_file is None:
         _compare_steps(task, runs, result, progress, write)

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,5 +149,5 @@ def _demand_same_runs(found: Sequence[Side], question: Question) -> tuple[Side, 
                 f"'{origin.said}' was recorded at {side.run.manifest.created}, the shards have read one of {origin.created}.\n"
                 "  Run all shards again."
             )
-        sides.append(Side(origin.said, side.address, side.run))
+        sides.append(replace(side, said=origin.said))
     return sides[0], sides[1]

@@ -52,6 +52,8 @@ def argument_name(op: str, slot: str) -> str:
 
 def _detail(measured: Measured, row: int) -> str:
     figures = {name: column[row] for name, column in measured.rows.figures.items()}
+    if measured.rows.basis[row] == STATISTICS and figures["baseline_norm"] != figures["baseline_norm"]:
+        return f"max {figures['baseline_max']:.6g} in baseline, {figures['candidate_max']:.6g} in candidate"
     if measured.rows.basis[row] == STATISTICS:
         return f"norm {figures['baseline_norm']:.6g} in baseline, {figures['candidate_norm']:.6g} in candidate"
     if figures["nonfinite_different"] > 0:

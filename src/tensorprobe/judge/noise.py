@@ -120,6 +120,10 @@ def errors_of(measured: Measured) -> Errors:
         if weak.any():
             ends = [_difference(figures[f"candidate_{end}"], figures[f"baseline_{end}"]) for end in ("max", "min")]
             peak_error[weak] = numpy.maximum(*ends)[weak]
+            # A dump that knows no norm: its size is taken from what bounds it, its error from the mean alone.
+            unknown = weak & (numpy.isnan(figures["baseline_norm"]) | numpy.isnan(figures["candidate_norm"]))
+            rms[unknown] = _greatest_rms(figures)[unknown]
+            other[unknown] = rms[unknown]
             rms_error[weak] = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))[weak]
         relative = numpy.where(rms_error > 0, rms_error / numpy.maximum(rms, _TINY), 0.0)
     alike = (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0) & (figures["different"] <= 0)
@@ -359,6 +363,12 @@ def _clean(values: Array) -> Array:
 
 def _finite_size(values: Array) -> Array:
     return numpy.where(numpy.isfinite(values), abs(values), 0.0)
+
+
+def _greatest_rms(figures: dict[str, Array]) -> Array:
+    """The greatest root mean square that numbers with this greatest, least and mean can have."""
+    greatest, least, mean = (_clean(figures[f"baseline_{name}"]) for name in ("max", "min", "mean"))
+    return numpy.asarray(numpy.sqrt(mean**2 + numpy.maximum((greatest - mean) * (mean - least), 0.0)))
 
 
 def _difference(one: Array, other: Array) -> Array:

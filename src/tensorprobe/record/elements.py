@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.dtypes import NUMPY_NAMES
+from tensorprobe.numerics.float8 import NAMES as FLOAT8
+from tensorprobe.numerics.float8 import decode_table
 
 if TYPE_CHECKING:
     import numpy
@@ -81,13 +83,15 @@ def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
             raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
         flat = numpy.frombuffer(buffer, name)
     elif slot.dtype == "bfloat16":
-        flat = (numpy.frombuffer(buffer, "<u2").astype(numpy.uint32) << 16).view(numpy.float32)
+        bits = numpy.frombuffer(buffer, "<u2").astype(numpy.uint32)
+        bits <<= 16
+        flat = bits.view(numpy.float32)
     elif slot.dtype == "complex32":
         flat = numpy.frombuffer(buffer, "<f2").astype(numpy.float32).view(numpy.complex64)
+    elif slot.dtype in FLOAT8:
+        flat = numpy.array(decode_table(slot.dtype), numpy.float32)[numpy.frombuffer(buffer, numpy.uint8)]
     else:
-        # Only torch knows the float8 family; the block is taken flat, the stride is applied below.
-        block = Slot(name=slot.name, dtype=slot.dtype, shape=(slot.count,))
-        flat = to_torch(buffer, block).float().numpy()
+        raise TensorDamaged(f"its dtype {slot.dtype} has no counterpart in numpy")
     if slot.count and slot.stride is not None and is_dense(slot.shape, slot.stride):
         steps = [step * flat.itemsize if size != 1 else 0 for step, size in zip(slot.stride, slot.shape, strict=True)]
         return numpy.ndarray(slot.shape, flat.dtype, flat, strides=steps)

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tensorprobe.record.layouts.forms import Form
+
 NO_TOKEN = -1
 HEADER_BYTES = 4
 
@@ -104,3 +106,5 @@ class Orders(msgspec.Struct, frozen=True):
     keep_data: bool
     max_bytes: int | None
     direct: bool
+    form: Form | None = None
+    """Another form than our own."""

@@ -1,12 +1,14 @@
 """Opening a run: `open_run(path)`.
 
-In: a folder. Out: a `Run`, or RunNotFound with what the folder holds instead, UnsupportedVersion, RunDamaged.
+In: the folder of a run, or a dump of another tool. Out: a `Run`, or RunNotFound with what the folder holds instead,
+UnsupportedVersion, RunDamaged.
 Only the manifest, the parts of the ranks and the names of folders are read; neither torch nor numpy is imported.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +21,10 @@ from tensorprobe.record.blob import MappingPool
 from tensorprobe.record.draining import wait_for_recorder
 from tensorprobe.record.files import demand_folder, demand_run_folder, list_names, read_small_file
 from tensorprobe.record.layouts import describe_folder
+from tensorprobe.record.layouts.checker import open_checker
+from tensorprobe.record.layouts.msprobe import open_msprobe
+from tensorprobe.record.layouts.ptdbg import open_ptdbg
+from tensorprobe.record.layouts.ptdbg import open_run as open_ptdbg_run
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, nesting_exceeds, reason_of
 from tensorprobe.record.native import NativeSegment
 from tensorprobe.record.run import Run, Segment
@@ -39,13 +45,30 @@ class _Version(msgspec.Struct):
     version: int = 0
 
 
-def open_run(path: str | Path) -> Run:
-    """The run in the folder `path`.
+_Opener = Callable[[Path], Run | None]
+_OTHER_LAYOUTS: tuple[_Opener, ...] = (open_ptdbg, open_checker, open_msprobe)
+"""Readers of other tools' dumps, asked in turn: each gives a Run, or None when the path is no dump of its tool."""
 
+
+def open_run(path: str | Path, data: str | Path | None = None) -> Run:
+    """The run in the folder `path`, or the dump of another tool that is there: a folder, or the file that is its index.
+
+    `data` is the folder with the values of a dump of ptdbg_ascend, when it is not the one beside its pkl.
     A run whose recording process was killed is opened all the same (`run.closed` is False). When its recorder is still
     writing what the dead process left behind, this waits for it, ten seconds at most.
     """
     root = Path(path)
+    if data is not None:
+        return open_ptdbg_run(root, data)
+    if not (root / "manifest.json").exists():
+        for open_other in _OTHER_LAYOUTS:
+            run = open_other(root)
+            if run is not None:
+                return run
+    return _open_native(root)
+
+
+def _open_native(root: Path) -> Run:
     demand_run_folder(root)
     manifest = _read_manifest(root)
     parts, folders = _read_parts(root), _find_segments(root)

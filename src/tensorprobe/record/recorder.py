@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tensorprobe.model.dtypes import BY_CODE
+from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.digest import RunningDigest, digest
 from tensorprobe.numerics.summary import Moments, Row, join_moments, summarize_batch
 from tensorprobe.record.messages import (
@@ -36,8 +37,11 @@ from tensorprobe.record.messages import (
     StepEvent,
 )
 from tensorprobe.record.ring import Ring
-from tensorprobe.record.step_files import StepFiles, Stored
+from tensorprobe.record.step_files import StepFiles, Stored, write_all
 from tensorprobe.record.tensor_store import TensorStore
+
+if TYPE_CHECKING:
+    from tensorprobe.record.layouts.dump_files import DumpFiles
 
 _READ_BYTES = 1 << 20
 _GROUP_BYTES = 8 << 20
@@ -53,8 +57,9 @@ class Recorder:
         self._orders = orders
         self._ring = ring
         self._decoder = msgspec.msgpack.Decoder(Frame)
-        self._tensors = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)
-        self._files = StepFiles(Path(orders.run), orders.rank, self._tensors)
+        self._files = _open_files(orders)
+        self._tensors = self._files.tensors
+        self.part: RankPart | None = None
         self._stored: dict[int, Stored] = {}
         self._next_token = 0
         self._partial: _PartialTensor | None = None
@@ -73,7 +78,7 @@ class Recorder:
                         self._take_event(frame.event)
         finally:
             self._populating.shutdown()
-            self._files.finish(self._closing, self._orders.trainer_pid)
+            self.part = self._files.finish(self._closing, self._orders.trainer_pid)
 
     def _batches(self) -> Iterator[list[Frame]]:
         """Frames as they come, whole ones only; what a killed trainer left half-written at the end is dropped."""
@@ -140,7 +145,7 @@ class Recorder:
             return
         views = [self._ring.view(piece.position, piece.nbytes) for piece in group]
         for view, moments in zip(views, summarize_batch([self._row(piece) for piece in group]), strict=True):
-            key = digest(view)
+            key = digest(view) if self._tensors.wants_digest else ""
             self._keep(Stored(moments, key, len(view), self._tensors.store(view, key)))
             view.release()
         self._give_back(group[-1])
@@ -154,7 +159,8 @@ class Recorder:
         row = self._row(piece)
         values = row[1] * (2 if BY_CODE[piece.dtype].kind == "complex" else 1)
         partial.moments.append((summarize_batch([row])[0], values))
-        partial.digest.update(view)
+        if self._tensors.wants_digest:
+            partial.digest.update(view)
         partial.nbytes += piece.nbytes
         self._tensors.extend(view)
         view.release()
@@ -191,9 +197,18 @@ class Recorder:
             self._files.step(event.step)
         elif isinstance(event, DropEvent):
             for token in event.tokens:
-                self._stored.pop(token)
+                self._tensors.discard(self._stored.pop(token).offset)
         elif isinstance(event, CloseEvent):
             self._closing = event
+
+
+def _open_files(orders: Orders) -> StepFiles | DumpFiles:
+    if orders.form is not None:
+        from tensorprobe.record.layouts.dump_files import DumpFiles  # needs numpy, which our own form does not
+
+        return DumpFiles(orders.form, orders.rank)
+    store = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)
+    return StepFiles(Path(orders.run), orders.rank, store)
 
 
 def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
@@ -224,5 +239,9 @@ def main(orders_json: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders = msgspec.json.decode(orders_json, type=Orders)
     ring = Ring(orders.ring_bytes, orders.ring_fd)
-    Recorder(orders, ring).run()
+    recorder = Recorder(orders, ring)
+    recorder.run()
+    if orders.form is not None and recorder.part is not None:
+        # Such a dump has no place for it: the trainer reads it from here.
+        write_all(1, msgspec.json.encode(recorder.part))
     os._exit(0)  # everything is written and closed; taking the interpreter down would keep the trainer waiting

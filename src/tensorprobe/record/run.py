@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
+
 from tensorprobe.errors import NotFound, RunDamaged, nearest
 from tensorprobe.model import Call, Coverage, Manifest, RankPart, Stack
 from tensorprobe.record.blob import ByteSource
@@ -81,14 +83,34 @@ class Run:
         manifest: Manifest,
         parts: Mapping[int, RankPart],
         segments: Mapping[tuple[int, int], Segment],
+        *,
+        data: Path | None = None,
+        one_rank: bool = False,
     ) -> None:
         self.path = path
+        self.data = data
+        """Where the values are, when they are not where the layout has them: `open_run(path, data)` opens the same."""
+        self.one_rank = one_rank
+        """Whether the path names one rank of a dump, so that its number need not be that of the rank it is compared with."""
+        self.true_rank: int | None = None
+        """The number of the one rank on disk, when it goes by another here."""
         self.manifest = manifest
         self.parts = dict(sorted(parts.items()))
         self._segments = dict(sorted(segments.items()))
 
     def __repr__(self) -> str:
         return f"<run '{self.path}': {len(self.steps)} steps, {len(self.ranks)} ranks>"
+
+    def renumbered(self, rank: int) -> Run:
+        """The same run of one rank, which goes by that number. For the candidate of a comparison."""
+        if len(self.ranks) != 1:
+            raise NotFound(f"'{self.path}' has {len(self.ranks)} ranks; only a run of one can go by another number.")
+        (own,) = self.ranks
+        parts = {} if own not in self.parts else {rank: msgspec.structs.replace(self.parts[own], rank=rank)}
+        segments = {(step, rank): segment for (step, _), segment in self._segments.items()}
+        run = Run(self.path, self.manifest, parts, segments, data=self.data, one_rank=self.one_rank)
+        run.true_rank = own if self.true_rank is None else self.true_rank
+        return run
 
     @property
     def ranks(self) -> list[int]:

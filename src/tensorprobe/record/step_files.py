@@ -84,13 +84,11 @@ class StepFiles:
 
     def stack(self, event: StackEvent) -> None:
         """Add a stack, with the source lines as they are on disk now."""
-        frames = [
-            (file, line, function, linecache.getline(file, line).strip()) for file, line, function in event.frames
-        ]
+        frames = with_source(event)
         try:
             if self._stacks_fd == -1:
                 self._stacks_fd = _create(self._folder / "stacks.jsonl")
-            _write_all(self._stacks_fd, self._encoder.encode({"id": event.id, "frames": frames}) + b"\n")
+            write_all(self._stacks_fd, self._encoder.encode({"id": event.id, "frames": frames}) + b"\n")
         except OSError as error:
             self._count("stacks.jsonl", error)
 
@@ -107,44 +105,29 @@ class StepFiles:
             if self._calls_fd == -1:
                 self._open_calls()
             data = b"\n".join(lines) + b"\n"
-            _write_all(self._calls_fd, data)
+            write_all(self._calls_fd, data)
             self._calls_size += len(data)
         except OSError as error:
             self._count("calls.jsonl", error)
             self._lost_calls += len(lines)
             self._cut_torn_line()
 
-    def finish(self, closing: CloseEvent | None, trainer_pid: int) -> None:
+    def finish(self, closing: CloseEvent | None, trainer_pid: int) -> RankPart | None:
         """Write everything out; with a closing message also the rank's part, which says that the run is whole."""
         self._close_step()
         if closing is None:
-            return
-        coverage = msgspec.convert(closing.coverage, Coverage)
+            return None
         failures = self.tensors.failures + self._failures
-        notes = [*coverage.notes, *(f"{what} ({count} times)" for what, count in failures.items())]
+        notes = []
         if self.tensors.over_limit:
             notes.append(
                 f"max_bytes reached after {self.tensors.total_bytes:,} bytes: later tensors have summaries only"
             )
-        coverage = msgspec.structs.replace(
-            coverage,
-            recorded=coverage.recorded - self._lost_calls,
-            failed=coverage.failed + self._lost_calls,
-            bytes_written=self.tensors.total_bytes,
-            notes=notes,
-            first_error=coverage.first_error or next(iter(failures), None),
-        )
-        part = RankPart(
-            rank=self._rank,
-            pid=trainer_pid,
-            host=socket.gethostname(),
-            device=closing.device,
-            coordinates=closing.coordinates,
-            steps=self._steps,
-            closed=True,
-            coverage=coverage,
-        )
+        written = Written(self.tensors.total_bytes, self._lost_calls, failures, notes)
+        part = closed_part(self._rank, trainer_pid, closing, written)
+        part = msgspec.structs.replace(part, steps=self._steps)
         write_part(self._run, part)
+        return part
 
     def _open_calls(self) -> None:
         self._calls_fd = _create(self._folder / "calls.jsonl")
@@ -178,6 +161,43 @@ class StepFiles:
 
     def _count(self, file: str, error: OSError) -> None:
         self._failures[f"{file}: {error.strerror or error}"] += 1
+
+
+class Written(NamedTuple):
+    """What a recorder knows at the end: bytes of values on disk, calls it could not write, failures of the disk, notes."""
+
+    size_bytes: int
+    lost_calls: int
+    failures: Counter[str]
+    notes: list[str]
+
+
+def closed_part(rank: int, trainer_pid: int, closing: CloseEvent, written: Written) -> RankPart:
+    """The part of a rank that ended in good order: what the trainer counted, corrected by what reached the disk."""
+    coverage = msgspec.convert(closing.coverage, Coverage)
+    failures = [f"{what} ({count} times)" for what, count in written.failures.items()]
+    coverage = msgspec.structs.replace(
+        coverage,
+        recorded=coverage.recorded - written.lost_calls,
+        failed=coverage.failed + written.lost_calls,
+        bytes_written=written.size_bytes,
+        notes=[*coverage.notes, *failures, *written.notes],
+        first_error=coverage.first_error or next(iter(written.failures), None),
+    )
+    return RankPart(
+        rank=rank,
+        pid=trainer_pid,
+        host=socket.gethostname(),
+        device=closing.device,
+        coordinates=closing.coordinates,
+        closed=True,
+        coverage=coverage,
+    )
+
+
+def with_source(event: StackEvent) -> list[tuple[str, int, str, str]]:
+    """The frames of a stack, each with its source line as it is on disk now."""
+    return [(file, line, function, linecache.getline(file, line).strip()) for file, line, function in event.frames]
 
 
 def write_part(run: Path, part: RankPart) -> None:
@@ -219,7 +239,8 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write everything, however many writes it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

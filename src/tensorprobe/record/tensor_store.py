@@ -14,6 +14,8 @@ from tensorprobe.record.blob_writer import BlobWriter
 class TensorStore:
     """The `tensors.bin` of the current step. `failures` counts what went wrong, by message."""
 
+    wants_digest = True
+
     def __init__(self, *, keep_data: bool, max_bytes: int | None, direct: bool) -> None:
         self._keep_data, self._max_bytes, self._direct = keep_data, max_bytes, direct
         self._path: Path | None = None
@@ -84,6 +86,9 @@ class TensorStore:
             return known
         blob.remember(digest, nbytes, offset)
         return offset
+
+    def discard(self, offset: int | None) -> None:
+        """No call names these bytes. They are in the file already and stay there."""
 
     def open_in(self, folder: Path) -> None:
         """The next tensor goes to a new file in this folder."""

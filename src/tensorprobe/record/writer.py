@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.native import implementation
+from tensorprobe.record.layouts.forms import Form
 from tensorprobe.record.messages import CallEvent, CloseEvent, DropEvent, Event, Orders, StackEvent, StepEvent
 from tensorprobe.record.recorder import Recorder
 from tensorprobe.record.ring import ALIGNMENT, Ring
@@ -49,6 +51,8 @@ class RunWriter:
         ring_bytes: int = _DEFAULT_RING_BYTES,
         in_process: bool = False,
         direct: bool = True,
+        form: Form | None = None,
+        place: int = -1,
     ) -> None:
         ring_bytes -= ring_bytes % (4 * ALIGNMENT)  # so that pieces of large tensors begin and end between elements
         self.lock = threading.RLock()
@@ -60,8 +64,8 @@ class RunWriter:
         self.failure: str | None = None
         self._closed = False
         self.waited_s = 0.0
-        base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct)
-        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
+        base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct, form)
+        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process, place=place)
         self._size = ring_bytes
         self._address = self._ring.address
         self._populate(min(_WARM_BYTES, ring_bytes))
@@ -116,6 +120,11 @@ class RunWriter:
             self.failure = f"the recorder has ended: {problem}"
         with self.lock:
             self._ring.close()
+
+    @property
+    def part(self) -> RankPart | None:
+        """After `close`: what became of a dump in another form than ours, which has no place to say so itself."""
+        return self._recorder.part
 
     def _copy(self, address: int, nbytes: int, dtype_code: int, last: bool) -> None:
         room = (nbytes + ALIGNMENT - 1) & -ALIGNMENT
@@ -213,6 +222,10 @@ class _Running(Protocol):
     def join(self) -> str | None:
         """Wait for its end; what went wrong, if anything."""
 
+    @property
+    def part(self) -> RankPart | None:
+        """What it says of a dump in another form, once it has ended."""
+
 
 class _RecorderProcess:
     """The recorder in a process of its own, without torch."""
@@ -225,22 +238,27 @@ class _RecorderProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[fd for fd in (orders.ring_fd, orders.pipe_fd, part_fd) if fd != -1],
         )
-        self._stderr: bytes | None = None
+        self._said: tuple[bytes, bytes] | None = None
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def join(self) -> str | None:
-        if self._stderr is None:  # it can be read once only, and the recorder may have failed before the run ends
-            self._stderr = self._process.communicate()[1]
+        if self._said is None:  # it can be read once only, and the recorder may have failed before the run ends
+            self._said = self._process.communicate()
         if self._process.returncode == 0:
             return None
-        lines = self._stderr.decode(errors="replace").strip().splitlines()
+        lines = self._said[1].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
+
+    @property
+    def part(self) -> RankPart | None:
+        said = self._said[0] if self._said is not None else b""
+        return msgspec.json.decode(said, type=RankPart) if said else None
 
 
 class _RecorderThread:
@@ -248,13 +266,16 @@ class _RecorderThread:
 
     def __init__(self, orders: Orders, ring: Ring) -> None:
         self._problem: str | None = None
+        self.part: RankPart | None = None
         self._orders, self._ring = orders, ring
         self._thread = threading.Thread(target=self._run, name="tensorprobe-recorder", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            Recorder(self._orders, self._ring).run()
+            recorder = Recorder(self._orders, self._ring)
+            recorder.run()
+            self.part = recorder.part
         except Exception as error:
             self._problem = f"{type(error).__name__}: {error}"
         finally:
@@ -268,8 +289,12 @@ class _RecorderThread:
         return self._problem
 
 
-def _start(base: Orders, *, in_process: bool) -> tuple[Ring, int, _Running]:
-    """A ring, the writing end of a pipe, and a recorder that reads both."""
+def _start(base: Orders, *, in_process: bool, place: int = -1) -> tuple[Ring, int, _Running]:
+    """A ring, the writing end of a pipe, and a recorder that reads both.
+
+    `place` is what `make_place` gave: the recorder's process has it from then on, and nobody else, since workers that this
+    process forks may live longer than the dump.
+    """
     reading, writing = os.pipe()
     try:
         import fcntl
@@ -279,7 +304,7 @@ def _start(base: Orders, *, in_process: bool) -> tuple[Ring, int, _Running]:
         pass  # a smaller pipe only makes the trainer wait a little more often
     if not in_process:
         ring = None
-        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json")
+        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json") if base.form is None else place
         try:
             ring = Ring.shared(base.ring_bytes)
             orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
@@ -292,6 +317,8 @@ def _start(base: Orders, *, in_process: bool) -> tuple[Ring, int, _Running]:
         finally:
             if part_fd != -1:
                 os.close(part_fd)
+    elif place != -1:
+        os.close(place)
     ring = Ring(base.ring_bytes)
     orders = msgspec.structs.replace(base, pipe_fd=reading)
     return ring, writing, _RecorderThread(orders, ring)

@@ -6,6 +6,7 @@ Three entries, as the older tools of the family wrote them: `Line:` (of the firs
 
 from __future__ import annotations
 
+from tensorprobe.model import Direction, Side
 from tensorprobe.model.comparison import Comparison, Divergence, External
 from tensorprobe.report import wording
 from tensorprobe.report.inspect import plain
@@ -51,8 +52,20 @@ _NOTHING_COMPARED = (
 def render_advice(comparison: Comparison, *, line: int | None = None) -> str:
     """The text of advisor.txt. `line`: of the first diverging row in the CSV, where the header is line 1."""
     kind, node = _suspect(comparison)
-    row = _NOTHING if line is None or not kind else str(line)
-    return f"Line: {row}\nSuspect Nodes: {node or _NOTHING}\nExpert Advice: {_advice(comparison, kind)}\n"
+    return render_entries(_advice(comparison, kind), node=node, line=line if kind else None)
+
+
+def render_entries(advice: str = "", *, node: str = "", line: int | None = None) -> str:
+    """The three entries, for a table of any tool; what is not given is `NA`. The node comes from a run: it is made harmless."""
+    row = _NOTHING if line is None else str(line)
+    return f"Line: {row}\nSuspect Nodes: {plain(node) or _NOTHING}\nExpert Advice: {advice or _NOTHING}\n"
+
+
+def advice_on(direction: Direction, side: Side) -> str:
+    """What to do when the first tensor that diverges stands on that side of a call."""
+    if side == "parameters":  # those of a backward are gradients that it made
+        return _ADVICE["parameters" if direction == "forward" else "backward output"]
+    return _ADVICE[f"{direction} {side}"]
 
 
 def _advice(comparison: Comparison, kind: str) -> str:
@@ -74,15 +87,15 @@ def _suspect(comparison: Comparison) -> tuple[str, str]:
     external = _blamed(comparison, divergence)
     if external is not None:
         kind = "parameters" if external.kind == "parameter" else "data"
-        return kind, plain(f"{external.call}.{external.slot}" if external.call else external.name)
+        return kind, f"{external.call}.{external.slot}" if external.call else external.name
     if divergence is None:
         first = comparison.findings[0] if comparison.answer == "diverged" and comparison.findings else None
-        return ("structure", plain(first.call)) if first is not None else ("", "")
+        return ("structure", first.call) if first is not None else ("", "")
     name = divergence.call or divergence.candidate_call
     if divergence.status == "structural" or divergence.row is None:
-        return "structure", plain(name)
+        return "structure", name
     side = "input" if divergence.inputs == "diverge" or divergence.row.side == "input" else "output"
-    return f"{divergence.direction} {side}", plain(f"{name}.{divergence.row.slot}")
+    return f"{divergence.direction} {side}", f"{name}.{divergence.row.slot}"
 
 
 def _blamed(comparison: Comparison, divergence: Divergence | None) -> External | None:

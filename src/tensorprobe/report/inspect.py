@@ -31,7 +31,7 @@ def render_run(overview: RunOverview, *, limit: int = 20) -> str:
     if overview.damaged:
         lines.append(f"DAMAGED: {counted(overview.damaged, 'line')} cannot be read. See them with --verify")
     lines += _about(overview)
-    lines += render_coverage(overview.coverage, closed=overview.closed)
+    lines += render_coverage(overview.coverage, closed=overview.closed, calls=overview.calls)
     lines += ["", *_segments(overview, limit)]
     run = shlex.quote(overview.path)
     lines += [
@@ -150,13 +150,14 @@ def json_ready(value: Any) -> Any:
 
 
 def _about(overview: RunOverview) -> list[str]:
-    lines = [
-        f"  recorded    {plain(overview.created)} by tensorprobe {plain(overview.tool)}, "
-        f"torch {plain(overview.torch)}, python {plain(overview.python)}, world size {overview.world_size}"
-    ]
+    tool = plain(overview.tool)
+    versions = [("torch", overview.torch), ("python", overview.python)]
+    facts = [f"{name} {plain(version)}" for name, version in versions if version]
+    facts = [tool if tool[:1].isalpha() else f"tensorprobe {tool}", *facts, f"world size {overview.world_size}"]
+    lines = [f"  recorded    {plain(overview.created)} by {', '.join(facts)}"]
     by_device: dict[str, list[int]] = {}
     for rank, device in overview.devices.items():
-        by_device.setdefault(device, []).append(rank)
+        by_device.setdefault(device or "unknown", []).append(rank)
     devices = " · ".join(f"{plain(device)} (rank {_few(ranks)})" for device, ranks in by_device.items())
     lines.append(f"  devices     {devices or 'unknown'}")
     for rank, coordinates in list(overview.coordinates.items())[:16]:
@@ -168,10 +169,12 @@ def _about(overview: RunOverview) -> list[str]:
     return lines
 
 
-def render_coverage(coverage: Coverage, *, closed: bool) -> list[str]:
+def render_coverage(coverage: Coverage, *, closed: bool, calls: int = 0) -> list[str]:
     """Lines that say what was seen, what became of it, and what was not seen."""
     if not closed and not coverage.seen:
         return ["  coverage    unknown: it is written when a run is closed"]
+    if calls and not coverage.seen:
+        return ["  coverage    unknown", *(f"  note        {plain(note)}" for note in coverage.notes)]
     lines = [
         f"  coverage    {counted(coverage.seen, 'call')} seen: {coverage.recorded:,} recorded · "
         f"{coverage.filtered:,} filtered · {coverage.failed:,} failed; {counted(coverage.slots, 'slot')}, "
@@ -214,9 +217,12 @@ def _slot(slot: SlotView) -> list[str]:
         facts = [
             f"{name} {_value(getattr(summary, name))}{_at(slot.places.get(name))}"
             for name in ("max", "min", "mean", "norm")
+            if name != "norm" or summary.norm == summary.norm or summary.mean != summary.mean
         ]
         for name in ("nan", "inf"):
-            if getattr(summary, name):
+            if getattr(summary, name) < 0:
+                facts.append(f"{name} not counted")
+            elif getattr(summary, name):
                 facts.append(f"{name} {getattr(summary, name):,}{_at(slot.places.get(name), 'first at')}")
         lines.append(margin + "   ".join(facts))
     if slot.first:

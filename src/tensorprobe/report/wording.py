@@ -176,12 +176,13 @@ def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
 
 def _statistics(row: Row) -> list[str]:
     """What is known of a pair without values: its norms and its greatest elements, and what was allowed."""
-    norms = f"norm {row.baseline_norm:.6g} in baseline, {row.candidate_norm:.6g} in candidate"
+    known = not math.isnan(row.baseline_norm) and not math.isnan(row.candidate_norm)
+    norms = [f"norm {row.baseline_norm:.6g} in baseline, {row.candidate_norm:.6g} in candidate"] if known else []
     greatest = f"max {row.baseline_max:.6g} and {row.candidate_max:.6g}"
     said = {"max_abs": "difference of the greatest elements", "relative_l2": "relative difference of the norms"}
     words = said.get(row.judged_by)
     return [
-        norms,
+        *norms,
         greatest,
         *([f"{words} {_number(row.measured, _ERROR)} (allowed {_number(row.allowed, _ERROR)})"] if words else []),
     ]
@@ -291,9 +292,10 @@ def measured_by(comparison: Comparison) -> str:
 
 def coverage(side: RunSide, show: Show = plain) -> str:
     """What one run saw and recorded, what it could not see, and whether it ended well."""
-    about = [side.mode, " ".join(side.devices[:4]) + (" …" if len(side.devices) > 4 else ""), f"torch {side.torch}"]
+    devices = " ".join(side.devices[:4]) + (" …" if len(side.devices) > 4 else "")
+    about = [side.mode, devices, f"torch {side.torch}" if side.torch else ""]
     text = f"{show(side.path)} ({', '.join(show(fact) for fact in about if fact)}): "
-    if side.seen or side.closed:
+    if side.seen or (side.closed and not side.calls):
         text += f"{counted(side.seen, 'call')} seen, {side.recorded:,} recorded, {side.filtered:,} filtered, {side.failed:,} failed"
     else:
         text += f"{counted(side.calls, 'call')} read, coverage unknown"

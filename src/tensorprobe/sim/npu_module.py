@@ -45,8 +45,8 @@ def install(name: str) -> types.ModuleType:
         "npu": device,
         "_C": _private(),
         **npu_ops.register(),
-        **_float_status(),
-        **_formats(),
+        **npu_ops.register_composites(_composites()),
+        "get_npu_format": lambda tensor: ND_FORMAT,
     }
     for key, value in parts.items():
         setattr(module, key, value)
@@ -99,8 +99,9 @@ def _private() -> types.ModuleType:
     return private
 
 
-def _float_status() -> dict[str, Any]:
-    """The status register as a tensor of eight floats, of which the first is 1 after an overflow."""
+def _composites() -> dict[Any, str]:
+    """Ops of the status register (eight floats, of which the first is 1 after an overflow) and of private memory formats,
+    of which there is one, the plain one."""
 
     def npu_alloc_float_status(_like: Tensor) -> Tensor:
         return torch.zeros(_STATUS_SIZE, device="npu")
@@ -113,23 +114,30 @@ def _float_status() -> dict[str, Any]:
         FLAG.clear()
         return status.zero_()
 
-    return {
-        function.__name__: function
-        for function in (npu_alloc_float_status, npu_get_float_status, npu_clear_float_status)
-    }
+    def one_(tensor: Tensor) -> Tensor:
+        return tensor.fill_(1)
 
-
-def _formats() -> dict[str, Any]:
-    """Private memory formats: there is one, the plain one."""
+    def npu_format_cast(tensor: Tensor, acl_format: int) -> Tensor:
+        return tensor.clone()
 
     def empty_with_format(
-        size: Any, dtype: Any = None, device: Any = "npu", acl_format: int = ND_FORMAT, **_: Any
+        size: Any,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        acl_format: int = 2,
     ) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
+        return torch.empty(size, dtype=dtype, device=device or "npu")
 
     return {
-        "one_": lambda tensor: tensor.fill_(1),
-        "npu_format_cast": lambda tensor, acl_format: tensor.clone(),
-        "get_npu_format": lambda tensor: ND_FORMAT,
-        "empty_with_format": empty_with_format,
+        npu_alloc_float_status: "(Tensor self) -> Tensor",
+        npu_get_float_status: "(Tensor(a!) self) -> Tensor(a!)",
+        npu_clear_float_status: "(Tensor(a!) self) -> Tensor(a!)",
+        one_: "(Tensor(a!) self) -> Tensor(a!)",
+        npu_format_cast: "(Tensor self, int acl_format) -> Tensor",
+        empty_with_format: (
+            "(int[] size, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, "
+            f"int acl_format={ND_FORMAT}) -> Tensor"
+        ),
     }

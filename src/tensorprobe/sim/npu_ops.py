@@ -226,6 +226,16 @@ def register() -> dict[str, Any]:
     return {body.__name__: getattr(torch.ops.npu, body.__name__) for body in _SCHEMAS}
 
 
+def register_composites(schemas: dict[Callable[..., Any], str]) -> dict[str, Any]:
+    """Define ops that are made of other ops, whatever device these run on; name → callable."""
+    library = torch.library.Library("npu", "FRAGMENT")
+    _libraries.append(library)
+    for body, schema in schemas.items():
+        library.define(body.__name__ + schema)
+        library.impl(body.__name__, body, "CompositeExplicitAutograd")
+    return {body.__name__: getattr(torch.ops.npu, body.__name__) for body in schemas}
+
+
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.places = [place for place, value in enumerate(inputs) if isinstance(value, Tensor)]
     ctx.others = [None if place in ctx.places else value for place, value in enumerate(inputs)]

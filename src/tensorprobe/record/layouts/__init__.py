@@ -19,6 +19,12 @@ _SIGNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(npu_dump|anonymous|api_stack_.*|.*_dump)\.pkl|ptdbg_dump_v.*"), "a dump of ptdbg_ascend"),
     (re.compile(r".*\.safetensors(\.index\.json)?|pytorch_model.*\.bin"), "a checkpoint"),
 )
+_READ: dict[str, str] = {
+    "a dump of api_accuracy_checker": "a forward_info_{pid}.json, or the folder that holds one set of them",
+    "a dump of msprobe": "its folder with step0, step1, …, the folder of one step or rank, or a dump.json",
+    "a dump of ptdbg_ascend": "its folder with rank0, rank1, …, the folder of one rank, or a .pkl",
+}
+"""Of which of them there is a reader, and what it takes."""
 _DOWN = re.compile(r"(step|rank|proc)[0-9]*|.*_v[0-9.]+")
 
 
@@ -33,6 +39,8 @@ def describe_folder(path: Path) -> str:
     if (path.parent / "manifest.json").is_file():
         return f"\n  It is inside a run. Pass that: {path.parent}"
     if sign := find_sign(path):
+        if sign[0] in _READ:
+            return f"\n  It looks like {sign[0]} ({sign[1]}). Pass {_READ[sign[0]]}."
         return f"\n  It looks like {sign[0]} ({sign[1]}), which this version does not read."
     if not names:
         return "\n  The folder is empty."

@@ -1,0 +1,256 @@
+"""One entry of an msprobe dump as a call: its tensors as slots, the rest of its arguments as a tree.
+
+In: what JSON says of one call. Out: a `Call`, or ValueError with the place in the entry and the fact. The entry is not
+trusted: every name, number and size is checked before it is used, and depth is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tensorprobe.model import DTYPES, ArgumentTree, Level, Slot, Summary
+from tensorprobe.record.elements import MAX_DIMENSIONS
+from tensorprobe.record.lines import MAX_NESTING
+
+_SECTIONS = (
+    ("input_args", "input"),
+    ("input_kwargs", "input.kwargs"),
+    ("input", "input"),
+    ("parameters", "parameters"),
+    ("output", "output"),
+)
+"""Key of an entry → what the names of its slots begin with; in the order of the slots."""
+
+_UNKNOWN = math.nan
+"""One object for all: equal statistics must be equal, and a NaN is equal to itself only."""
+_EMPTY = Summary(_UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN, 0, 0)
+_CRC32, _MD5 = re.compile("[0-9a-f]{8}"), re.compile("[0-9a-f]{32}")
+_CALL_NAME = re.compile(
+    r"[^\x00-\x1f\x7f]+\.(?:[0-9]{1,18}\.(?:forward|backward)|(?:forward|backward)\.[0-9]{1,18})", re.ASCII
+)
+_MODULE = re.compile(r"Module\.(?:(.+)\.)?[^.]+\.(?:forward|backward)\.[0-9]+")
+_PLAIN = (bool, int, float, str)
+_LARGEST = 2**63
+
+NumberFile = Callable[[str], int]
+"""Gives the number by which the slot's file is known."""
+
+
+def demand_call_name(name: str) -> str:
+    """The name; ValueError when it is not one that a call can have."""
+    if _CALL_NAME.fullmatch(name) is None:
+        raise ValueError("that is not the name of a call")
+    return name
+
+
+def level_of(name: str) -> Level:
+    """The level that a name belongs to."""
+    return "module" if name.startswith("Module.") else "aten" if name.startswith("Aten.") else "api"
+
+
+def find_parent(name: str, parents: dict[str, Any]) -> str | None:
+    """The call in which the call was made; what stands there and is no call (`optimizer`) is left out."""
+    parent = parents.get(name)
+    return parent if isinstance(parent, str) and _CALL_NAME.fullmatch(parent) else None
+
+
+def find_module(name: str, parents: dict[str, Any]) -> str:
+    """The path of the module that the call is, or of the innermost one in which it was made."""
+    if name not in parents and not name.startswith("Module."):
+        return ""
+    above: Any = name
+    for _ in range(MAX_NESTING):
+        if not isinstance(above, str):
+            break
+        if match := _MODULE.fullmatch(above):
+            return match[1] or ""
+        above = parents.get(above)
+    return ""
+
+
+class Known:
+    """Shapes and dtypes that were met and found sound before; they repeat in call after call."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._dtypes: dict[str, tuple[str, int]] = {}
+
+    def shape(self, found: Any) -> tuple[int, ...]:
+        """The shape; ValueError when it is none."""
+        try:
+            shape = self._shapes.get(tuple(found))
+        except TypeError:
+            shape = None
+        if shape is None:
+            shape = _demand_shape(found)
+            self._shapes[shape] = shape
+        return shape
+
+    def dtype(self, found: Any) -> tuple[str, int]:
+        """Our name of a dtype, and the size of an element: 0 when it is none that we know."""
+        if not isinstance(found, str):
+            raise ValueError(f"its dtype is {_kind(found)}, not a text")
+        known = self._dtypes.get(found)
+        if known is None:
+            name = found.removeprefix("torch.")
+            known = self._dtypes[found] = name, DTYPES[name].itemsize if name in DTYPES else 0
+        return known
+
+
+class EntryReader:
+    """The slots and arguments of one call in the making."""
+
+    def __init__(self, known: Known, number_file: NumberFile) -> None:
+        self.slots: list[Slot] = []
+        self.args: ArgumentTree = None
+        self.kwargs: ArgumentTree = None
+        self._known = known
+        self._number_file = number_file
+
+    def add_call(self, entry: Any, *, forward: bool) -> None:
+        """What the entry of a call says."""
+        if not isinstance(entry, dict):
+            raise ValueError(f"an object is needed, {_kind(entry)} is there")
+        for key, side in _SECTIONS:
+            if key not in entry:
+                continue
+            tree = self._section(entry[key], side)
+            if forward and key == "input_args":
+                self.args = tree
+            elif forward and key == "input_kwargs":
+                self.kwargs = (tree["value"] if isinstance(tree, dict) else None) or None
+
+    def add_gradients(self, entry: Any) -> None:
+        """The gradients of parameters: `{"weight": [tensor]}`."""
+        if not isinstance(entry, dict):
+            raise ValueError(f"an object is needed, {_kind(entry)} is there")
+        for key, held in entry.items():
+            one = held[0] if isinstance(held, list) and len(held) == 1 else held
+            self._walk(one, f"parameters.{key}", 0)
+
+    def _section(self, value: Any, side: str) -> ArgumentTree:
+        if isinstance(value, dict) and not _is_tensor(value):
+            return {"type": "dict", "value": {key: self._walk(held, f"{side}.{key}", 0) for key, held in value.items()}}
+        values = value if isinstance(value, list) else [value]
+        return [self._walk(held, f"{side}.{number}", 0) for number, held in enumerate(values)]
+
+    def _walk(self, value: Any, path: str, depth: int) -> ArgumentTree:
+        if depth > MAX_NESTING:
+            raise ValueError("nested too deeply")
+        if isinstance(value, list):
+            return [self._walk(held, f"{path}.{number}", depth + 1) for number, held in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        if _is_tensor(value):
+            self.slots.append(self._slot(value, path))
+            return {"slot": path}
+        kind = value.get("type")
+        if isinstance(kind, str):
+            return _argument(kind, value.get("value", value.get("format")))
+        if not value:
+            return {"type": "object", "value": ""}  # so msprobe writes whatever it does not know
+        entries = {key: self._walk(held, f"{path}.{key}", depth + 1) for key, held in value.items()}
+        return {"type": "dict", "value": entries}
+
+    def _slot(self, value: dict[str, Any], path: str) -> Slot:
+        try:
+            (dtype, itemsize), shape = self._known.dtype(value["dtype"]), self._known.shape(value["shape"])
+            file = value.get("data_name")
+            has_file = isinstance(file, str) and file.endswith((".pt", ".npy"))
+            digest, summary = _digest(value.get("md5")), _summary(value, shape)
+            known = has_file or digest or summary
+            return Slot(
+                name=path,
+                dtype=dtype,
+                shape=shape,
+                device="",
+                grad=value.get("requires_grad") is True,
+                summary=summary,
+                digest=digest,
+                offset=self._number_file(str(file)) if has_file else None,
+                nbytes=math.prod(shape) * itemsize if has_file else 0,
+                skipped=None if known else "msprobe recorded neither its values nor their statistics",
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _is_tensor(value: dict[str, Any]) -> bool:
+    kind = value.get("type")
+    return isinstance(kind, str) and kind.endswith("Tensor") and "dtype" in value and "shape" in value
+
+
+def _argument(kind: str, value: Any) -> ArgumentTree:
+    """An argument that is no tensor, as our own capture writes it."""
+    if kind == "NoneType" or kind == "ellipsis":
+        return None if kind == "NoneType" else {"type": "ellipsis", "value": None}
+    if kind in ("torch.dtype", "torch.memory_format"):
+        return {"type": kind, "value": str(value).removeprefix("torch.")}
+    if kind in ("torch.Size", "slice", "torch.device"):
+        return {"type": kind, "value": value}
+    if kind.startswith("float") and isinstance(value, str):
+        return {"type": "float", "value": value}  # "NaN", "Infinity", "-Infinity", which stood bare
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        return {"type": "int", "value": str(value)}
+    if isinstance(value, _PLAIN) and "." not in kind:
+        return value
+    return {"type": "object", "value": kind}
+
+
+def _summary(value: dict[str, Any], shape: tuple[int, ...]) -> Summary | None:
+    """The statistics of a tensor, NaN where they are not known.
+
+    msprobe takes them over all elements, so that a NaN or an infinity shows in them, and does not count those: the
+    counts are 0, or -1 for "some". It gives a number as its own norm, with its sign.
+    """
+    found = value.get("Max"), value.get("Min"), value.get("Mean"), value.get("Norm")
+    if type(found[0]) is type(found[1]) is type(found[2]) is type(found[3]) is float:  # JSON has finite ones only
+        return Summary(found[0], found[1], found[2], abs(found[3]))
+    if 0 in shape:
+        return _EMPTY
+    greatest, least, mean, norm = map(_number, found, ("Max", "Min", "Mean", "Norm"))
+    if greatest is None and least is None:
+        return None
+    return Summary(
+        max=greatest if greatest is not None and not math.isnan(greatest) else _UNKNOWN,
+        min=least if least is not None and not math.isnan(least) else _UNKNOWN,
+        mean=mean if mean is not None and math.isfinite(mean) else _UNKNOWN,
+        norm=abs(norm) if norm is not None and math.isfinite(norm) else _UNKNOWN,
+        nan=0 if greatest == greatest and least == least else -1,
+        inf=0 if all(end is None or math.isfinite(end) for end in (greatest, least)) else -1,
+    )
+
+
+def _number(found: Any, key: str) -> float | None:
+    if found is None:
+        return None
+    try:
+        return float(found)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"its {key} is {_kind(found)}, not a number") from None
+
+
+def _digest(found: Any) -> str | None:
+    """The digest with its kind before it, so that it is equal only to one of the same kind.
+
+    What msprobe calls md5 is a CRC-32, in older dumps a true MD5. It may also put an xor of all elements there, a number
+    that is blind to their order: that is no digest.
+    """
+    if not isinstance(found, str):
+        return None
+    return f"crc32:{found}" if _CRC32.fullmatch(found) else f"md5:{found}" if _MD5.fullmatch(found) else None
+
+
+def _demand_shape(found: Any) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(size) is int and 0 <= size < _LARGEST for size in found):
+        raise ValueError("its shape is not a list of sizes")
+    if len(found) > MAX_DIMENSIONS:
+        raise ValueError(f"it declares {len(found):,} dimensions, more than {MAX_DIMENSIONS}")
+    return tuple(found)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
