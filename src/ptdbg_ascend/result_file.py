@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ptdbg_ascend.table import FIGURES, Table
-from tensorprobe.report.table import printable
-
-_FORMULA = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
-"""How a text starts that a spreadsheet may run, full-width signs too; apostrophes before it, so that reading can undo writing."""
-
-
-def safe_text(text: str) -> str:
-    """The text on one line, and not a formula for any spreadsheet."""
-    shown = printable(text)
-    return f"'{shown}" if _FORMULA.match(shown) else shown
+from tensorprobe.report.table import safe_text
 
 
 def write_csv(table: Table, partial: Path) -> None:

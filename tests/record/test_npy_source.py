@@ -196,7 +196,7 @@ def test_many_large_files_are_held_without_descriptors(tmp_path: Path) -> None:
 def test_missing_file_and_other_shape_are_facts(tmp_path: Path) -> None:
     array = np.zeros((2, 3), np.float32)
     npy = save(tmp_path / "d", array)
-    with pytest.raises(TensorDamaged, match=r"the file '.*/d/7\.npy' is missing"):
+    with pytest.raises(TensorDamaged, match=r"its file '7\.npy' is missing"):
         npy.read(slot(array, number=7))
     with pytest.raises(TensorDamaged, match=r"holds the shape \[2, 3\], its line says \[3, 2\]"):
         npy.hold(slot(array.T))

@@ -164,7 +164,7 @@ def test_storage_of_another_byte_order_is_left_to_torch(tmp_path: Path, source: 
         (Slot("output.0", "float32", (2000,), offset=7, nbytes=8000), "it has 8,000 bytes, its file has"),
         (Slot("output.0", "float99", (2, 3), offset=7, nbytes=24), "dtype 'float99' is not one"),
         (Slot("output.0", "float32", (2, 3), nbytes=24), "it has no file"),
-        (Slot("output.0", "float32", (2, 3), offset=8, nbytes=24), "its file '8.pt' is missing"),
+        (Slot("output.0", "float32", (2, 3), offset=8, nbytes=24), "8.pt' is missing"),
     ],
 )
 def test_file_that_does_not_fit_the_slot_is_told(tmp_path: Path, source: pt.PtSource, slot: Slot, fact: str) -> None:

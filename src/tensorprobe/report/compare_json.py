@@ -35,19 +35,19 @@ def read_comparison(text: str | bytes) -> Comparison:
 
 def comparison_schema() -> dict[str, Any]:
     """The JSON schema of what `comparison_json` gives."""
-    schema = _as_written(msgspec.json.schema(Comparison))
+    schema = as_written(msgspec.json.schema(Comparison))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensorprobe comparison", **schema}
 
 
-def _as_written(schema: Any) -> Any:
+def as_written(schema: Any) -> Any:
     """A schema of msgspec, turned from what may be read to what is written: all fields, non-finite numbers as strings."""
     if isinstance(schema, list):
-        return [_as_written(part) for part in schema]
+        return [as_written(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "number":
         return {**{key: value for key, value in schema.items() if key != "type"}, **_NUMBER}
-    written = {key: _as_written(part) for key, part in schema.items() if key != "default"}
+    written = {key: as_written(part) for key, part in schema.items() if key != "default"}
     if "properties" in written:
         written["required"] = list(written["properties"])
     return written

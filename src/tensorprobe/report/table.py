@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ ROW_GROUP = 65_536
 """Rows that are held in memory before they are written."""
 _FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
 """How a text starts that a spreadsheet may run, full-width signs too; apostrophes before it, so that reading can undo writing."""
+_IS_FORMULA = re.compile(_FORMULA)
 _UNPRINTABLE = r"[\pC\x{2028}\x{2029}]"
 
 
@@ -230,6 +232,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+def safe_text(text: str) -> str:
+    """The text on one line, and not a formula for any spreadsheet."""
+    shown = printable(text)
+    return f"'{shown}" if _IS_FORMULA.match(shown) else shown
 
 
 def _check_columns(names: Iterable[str], what: str) -> None:

@@ -9,15 +9,59 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 from typing import Any
 
+from tensorprobe.errors import TensorDamaged
+from tensorprobe.model import Slot
 from tensorprobe.numerics.address import pinned
+from tensorprobe.record.elements import demand_shape
+
+SMALL = 1 << 20
+"""Files up to this size are read, larger ones are mapped: each is the faster way there."""
 
 ARENA_BYTES = 4 << 20
 _ALIGNMENT = 64
 _MOST_FREE = 8
 """Arenas that are kept for later; what comes back beyond that is given up."""
+
+
+def fill(descriptor: int, room: memoryview) -> None:
+    """Read a whole file into `room`, which has its size; TensorDamaged when that fails."""
+    try:
+        done = os.readv(descriptor, [room]) if len(room) else 0
+    except OSError as error:
+        raise TensorDamaged(f"its file cannot be read: {error.strerror}") from None
+    if done != len(room):
+        raise TensorDamaged(f"its file became shorter while it was read: {done:,} bytes of {len(room):,}")
+
+
+def map_file(descriptor: int, size: int) -> Mapping:
+    """A file in memory; TensorDamaged when it cannot be mapped."""
+    try:
+        return Mapping(descriptor, size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise TensorDamaged(f"its file of {size:,} bytes cannot be mapped: {error}") from error
+
+
+class Demands:
+    """How many bytes slots must have; each kind of tensor is worked out once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def of(self, slot: Slot) -> int:
+        """The bytes of `slot`; TensorDamaged when it describes no tensor that has a file."""
+        kind = (slot.dtype, slot.shape)
+        demanded = self._known.get(kind, -1)
+        if demanded < 0:
+            demanded = self._known[kind] = demand_shape(slot)
+        if slot.offset is None:
+            raise TensorDamaged("it has no file")
+        if slot.nbytes != demanded:
+            raise TensorDamaged(f"it declares {slot.nbytes:,} bytes; {slot.dtype} {list(slot.shape)} has {demanded:,}")
+        return demanded
 
 
 class _Arena:

@@ -32,19 +32,21 @@ class FolderFiles:
         """A descriptor of the file of that name, and its size."""
         shown = name[:_LONGEST_SHOWN]
         if not _is_plain(name):
-            raise TensorDamaged(f"its file {shown!r} is none that a folder can have")
+            raise TensorDamaged(f"its name {shown!r} is none that a file in the folder can have")
         try:
             if not _RELATIVE:
                 descriptor = open_file(self._root, *self._parts, name)
                 return descriptor, os.fstat(descriptor).st_size
             folder = self._folder()
-            if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise TensorDamaged(f"'{shown}' is not a file, and was not opened: a dump may not point outside itself")
+            _demand_file(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode, shown)
             descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
         except FileNotFoundError:
             raise TensorDamaged(f"its file '{shown}' is missing") from None
-        except (OSError, RunError) as error:
-            raise TensorDamaged(f"its file '{shown}' cannot be opened: {error}") from None
+        except TensorDamaged:
+            raise
+        except (OSError, RunError, ValueError) as error:
+            fact = error.strerror if isinstance(error, OSError) else error
+            raise TensorDamaged(f"its file '{shown}' cannot be opened: {fact}") from None
         found = os.fstat(descriptor)
         # The name may have been given to something else between the look and the opening.
         if not stat.S_ISREG(found.st_mode):
@@ -79,6 +81,12 @@ class FolderFiles:
             self._descriptor = descriptor
             self._closing = weakref.finalize(self, os.close, descriptor)
         return self._descriptor
+
+
+def _demand_file(mode: int, name: str) -> None:
+    if not stat.S_ISREG(mode):
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a special file"
+        raise TensorDamaged(f"its file '{name}' is {what}. It was not opened: a dump may not point outside itself")
 
 
 def _is_plain(name: str) -> bool:

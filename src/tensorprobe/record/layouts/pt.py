@@ -15,14 +15,11 @@ from collections.abc import Callable, Sequence
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.numerics.address import pinned
-from tensorprobe.record.elements import demand_shape
-from tensorprobe.record.layouts.file_memory import ArenaPool, Mapping
+from tensorprobe.record.layouts.file_memory import SMALL, ArenaPool, Demands, fill, map_file
 from tensorprobe.record.layouts.folder_files import FolderFiles
 from tensorprobe.record.layouts.pt_archive import Record, find_records
 from tensorprobe.record.layouts.pt_pickle import read_plain_tensor
 
-SMALL = 1 << 20
-"""Files up to this size are read, larger ones are mapped."""
 _MAX_PICKLE = 4096
 
 
@@ -32,17 +29,17 @@ class PtSource:
     def __init__(self, files: FolderFiles, name_of: Callable[[int], str]) -> None:
         self._files, self._name_of = files, name_of
         self._arenas = ArenaPool()
-        self._demanded: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._demands = Demands()
 
     def read(self, slot: Slot) -> memoryview:
         """The bytes of `slot`, in memory that is the caller's alone."""
-        if not self._demand(slot):
+        if not self._demands.of(slot):
             return memoryview(bytearray())
         return _values(self._content(slot, lambda size: memoryview(bytearray(size))), slot)
 
     def hold(self, slot: Slot) -> tuple[int, object]:
         """The address of the bytes of `slot`, and what must outlive their use."""
-        if not self._demand(slot):
+        if not self._demands.of(slot):
             return 0, None
         leases: list[object] = []
         values = _values(self._content(slot, lambda size: self._room(size, leases)), slot)
@@ -62,41 +59,12 @@ class PtSource:
             if size < slot.nbytes:
                 raise TensorDamaged(f"it has {slot.nbytes:,} bytes, its file has {size:,}")
             if size > SMALL:
-                return _map(descriptor, size)
+                return map_file(descriptor, size).view(0, size)
             room = make_room(size)
-            _fill(descriptor, room)
+            fill(descriptor, room)
             return room
         finally:
             os.close(descriptor)
-
-    def _demand(self, slot: Slot) -> int:
-        """How many bytes the slot must have; TensorDamaged when it describes no tensor that has a file."""
-        kind = (slot.dtype, slot.shape)
-        demanded = self._demanded.get(kind, -1)
-        if demanded < 0:
-            demanded = self._demanded[kind] = demand_shape(slot)
-        if slot.offset is None:
-            raise TensorDamaged("it has no file")
-        if slot.nbytes != demanded:
-            raise TensorDamaged(f"it declares {slot.nbytes:,} bytes; {slot.dtype} {list(slot.shape)} has {demanded:,}")
-        return demanded
-
-
-def _fill(descriptor: int, room: memoryview) -> None:
-    """Read the whole file into `room`."""
-    try:
-        done = os.readv(descriptor, [room])
-    except OSError as error:
-        raise TensorDamaged(f"its file cannot be read: {error.strerror}") from None
-    if done != len(room):
-        raise TensorDamaged(f"its file became shorter while it was read: {done:,} bytes of {len(room):,}")
-
-
-def _map(descriptor: int, size: int) -> memoryview:
-    try:
-        return Mapping(descriptor, size).view(0, size)
-    except (OSError, ValueError, OverflowError) as error:
-        raise TensorDamaged(f"its file of {size:,} bytes cannot be mapped: {error}") from None
 
 
 def _values(content: memoryview, slot: Slot) -> memoryview:
