@@ -143,7 +143,8 @@ def test_subclasses_and_pickles_are_as_before(counted: Counted) -> None:
 
 
 def test_a_wrapper_around_ours_stays_and_ours_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_BaseDataLoaderIter, "__next__", ORIGINAL)  # what is put back at the end, whatever comes between
+    # What is put back at the end, whatever comes between.
+    monkeypatch.setattr(_BaseDataLoaderIter, "__next__", ORIGINAL)
     watch = Counted()
     watch.tap.install()
     ours = _BaseDataLoaderIter.__next__
