@@ -56,6 +56,7 @@ PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "she
 
 PUBLIC_NAMES = [
     "CaptureIncomplete",
+    "PrecheckResult",
     "Probe",
     "Result",
     "Run",
@@ -65,6 +66,7 @@ PUBLIC_NAMES = [
     "capture",
     "compare",
     "open_run",
+    "precheck",
     "seed_all",
 ]
 MOST_START_UP_CPU_S = 0.4

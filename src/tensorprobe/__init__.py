@@ -3,6 +3,7 @@
     with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
     run = tensorprobe.open_run("runs/a")                              read it
     result = tensorprobe.compare("runs/a", "runs/b")                  find where two of them part
+    result = tensorprobe.precheck("runs/a", device="npu")             check each of its calls alone
     tensorprobe.seed_all(1234)                                        fix every source of randomness
 
 Names are loaded when they are first used: importing this package imports neither torch nor numpy.
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from tensorprobe.capture import Probe, active_probe, capture, seed_all
     from tensorprobe.engine import Result, compare
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
+    from tensorprobe.precheck import PrecheckResult, precheck
     from tensorprobe.record import Run, open_run
 
 _HOMES = {
     "CaptureIncomplete": "tensorprobe.errors",
+    "PrecheckResult": "tensorprobe.precheck",
     "Probe": "tensorprobe.capture",
     "Result": "tensorprobe.engine",
     "Run": "tensorprobe.record",
@@ -31,6 +34,7 @@ _HOMES = {
     "capture": "tensorprobe.capture",
     "compare": "tensorprobe.engine",
     "open_run": "tensorprobe.record",
+    "precheck": "tensorprobe.precheck",
     "seed_all": "tensorprobe.capture",
 }
 
@@ -39,6 +43,7 @@ _CALLS = {"compare": "tensorprobe.engine"}
 
 __all__ = [
     "CaptureIncomplete",
+    "PrecheckResult",
     "Probe",
     "Result",
     "Run",
@@ -48,6 +53,7 @@ __all__ = [
     "capture",
     "compare",
     "open_run",
+    "precheck",
     "seed_all",
 ]
 

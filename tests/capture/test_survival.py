@@ -26,7 +26,7 @@ VICTIM = """
     out, in_steps, settings = sys.argv[1], sys.argv[2] == "steps", eval(sys.argv[3])
     with tensorprobe.capture(out, **settings) as probe:
         data = torch.arange(1000.0)
-        for number in range(400):
+        for number in range(40_000):
             torch.add(data, number)
             sys.stdout.write(f"{number}\\n")
             sys.stdout.flush()

@@ -47,6 +47,9 @@ _BASES = {
 }
 _ERROR, _RATIO, _COUNT = ".1e", ".6g", ",.3g"
 _FIGURES = {
+    "within_1e2": ("elements further off than 1e-2:", _RATIO),
+    "within_1e3": ("elements further off than 1e-3:", _RATIO),
+    "within_1e4": ("elements further off than 1e-4:", _RATIO),
     "max_abs": ("max |Δ|", _ERROR),
     "max_rel": ("greatest relative error", _ERROR),
     "mean_abs": ("mean |Δ|", _ERROR),

@@ -1,0 +1,85 @@
+"""Results that are right in more than one way: where values tie, another choice is as good; eigenvectors have any phase.
+
+What counts is the value that was chosen, and the direction of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tensorprobe.model import Call
+
+_CHOOSE = frozenset(
+    "max min sort topk argmax argmin argsort msort cummax cummin kthvalue median nanmedian mode".split()
+)
+_VECTORS = {
+    "eig": {"output.1": -2},
+    "eigh": {"output.1": -2},
+    "lobpcg": {"output.1": -2},
+    "svd": {"output.0": -2, "output.2": -2},
+    "linalg.svd": {"output.0": -2, "output.2": -1},
+}
+"""The op → its outputs that are vectors → the dimension along which one vector lies."""
+
+
+def breaks_ties(op: str) -> bool:
+    """Whether it is left open which of equal values the gradient goes to."""
+    name = op.rpartition(".")[2]
+    return name in _CHOOSE or "max_pool" in name
+
+
+def choice_dimension(call: Call, name: str) -> tuple[int | None] | None:
+    """Along which dimension of the first input an output holds indices: (None,) of the flat input, None if it does not."""
+    if call.op.rpartition(".")[2] not in _CHOOSE or name not in ("output.0", "output.1"):
+        return None
+    return (_dimension(call),)
+
+
+def same_choice(call: Call, inputs: Mapping[str, torch.Tensor], one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results are indices into the first input that pick the same values."""
+    source = inputs.get("input.0")
+    found = choice_dimension(call, "output.0")
+    if source is None or found is None or one.dtype is not torch.int64 or one.shape != other.shape:
+        return False
+    (dim,) = found
+    if dim is None or not source.ndim:
+        flat = source.flatten()
+        return _valid((one, other), flat.numel()) and bool(torch.equal(flat[one.flatten()], flat[other.flatten()]))
+    if not _valid((one, other), source.shape[dim]):
+        return False
+    picked = []
+    for indices in (one, other):
+        full = indices if indices.ndim == source.ndim else indices.unsqueeze(dim)
+        picked.append(torch.take_along_dim(source, full, dim))
+    return bool(torch.equal(*picked))
+
+
+def _valid(indices: tuple[torch.Tensor, torch.Tensor], size: int) -> bool:
+    return all(bool(((each >= 0) & (each < size)).all()) for each in indices)
+
+
+def vector_dimension(op: str, name: str) -> int | None:
+    """Along which dimension the vectors of an output lie that are right with any sign or phase; None if they are not such."""
+    short = op.partition(".")[2]
+    return _VECTORS.get(short, _VECTORS.get(short.removeprefix("linalg."), {})).get(name)
+
+
+def aligned(wide: torch.Tensor, result: torch.Tensor, dim: int) -> torch.Tensor:
+    """The result with each vector turned to the phase that it has in the reference."""
+    lean = (wide.conj() * result.to(wide.dtype)).sum(dim, keepdim=True)
+    phase = torch.where(lean.abs() > 0, lean / lean.abs(), torch.ones_like(lean))
+    return (result.to(wide.dtype) / phase).to(result.dtype).contiguous()
+
+
+def _dimension(call: Call) -> int | None:
+    given = (call.kwargs or {}).get("dim")
+    if given is None:
+        numbers = [tree for tree in (call.args or [])[1:] if isinstance(tree, int) and not isinstance(tree, bool)]
+        name = call.op.rpartition(".")[2]
+        at = 1 if name in ("topk", "kthvalue") else 0
+        given = numbers[at] if len(numbers) > at else None
+    if given is None:
+        return None if call.op.rpartition(".")[2] in ("argmax", "argmin") else -1
+    return int(given)

@@ -1,0 +1,153 @@
+"""What `tensorprobe precheck` prints: the answer first, the failing ops under it, the counts, the next command last."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from tensorprobe.model.precheck import CallCheck, Checked, Precheck
+from tensorprobe.report.inspect import counted, plain
+from tensorprobe.report.wording import figure, place_of
+
+_MARGIN = " " * 10
+
+
+def render_precheck(precheck: Precheck, *, replays: Mapping[str, str] | None = None, limit: int = 10) -> str:
+    """The whole result as text; of ops, reasons and notes at most `limit` each, and how many more there are.
+
+    `replays` are scripts that run a failing call alone, by its name.
+    """
+    lines = [f"{headline(precheck):<8}  {verdict(precheck)}"]
+    lines += _failing(precheck, limit)
+    lines += ["", *_counts(precheck, limit)]
+    lines.append(
+        f"device {plain(precheck.device)} against the CPU in higher precision, {plain(precheck.data)} data, "
+        f"standard {plain(precheck.standard)}, {precheck.elapsed_s:.3g} s"
+    )
+    lines += [f"note      {plain(note)}" for note in precheck.notes[:limit]]
+    if len(precheck.notes) > limit:
+        lines.append(f"and {counted(len(precheck.notes) - limit, 'note')} more in summary.json")
+    return "\n".join([*lines, *_next(precheck, replays or {})])
+
+
+def headline(precheck: Precheck) -> str:
+    """`PASSED`, `FAILED` or, when not one call could be run, `CANNOT CHECK`."""
+    return {0: "PASSED", 1: "FAILED"}.get(precheck.exit_code, "CANNOT CHECK")
+
+
+def verdict(precheck: Precheck) -> str:
+    """What follows the headline."""
+    calls = counted(precheck.calls, "call")
+    if precheck.exit_code == 1:
+        ops = list(_by_op(precheck))
+        return f"{precheck.failed:,} of {calls}, in {counted(len(ops), 'op')}"
+    if precheck.exit_code == 0:
+        skipped = f", {precheck.skipped:,} skipped" if precheck.skipped else ""
+        return f"no call fails of {calls}{skipped}"
+    return f"not one of {calls} could be run" if precheck.calls else "the run holds no call that could be run alone"
+
+
+def _by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
+    """The failing calls of each op, in the order of the record."""
+    ops: dict[str, list[CallCheck]] = {}
+    for check in precheck.checks:
+        if "fail" in (check.forward, check.backward):
+            ops.setdefault(check.op, []).append(check)
+    return ops
+
+
+def _failing(precheck: Precheck, limit: int) -> list[str]:
+    """For each failing op its first call: what failed, by how much, and the line of the user's program."""
+    lines = []
+    ops = _by_op(precheck)
+    for op, checks in list(ops.items())[:limit]:
+        first = checks[0]
+        inside = f" in {plain(first.module)}" if first.module else ""
+        source = f"   {place_of(first.source)}" if first.source else ""
+        total = sum(1 + len(check.equal) for check in checks)
+        others = f"   ({total:,} calls of {plain(op)} fail)" if total > 1 else ""
+        lines.append(f"  {plain(first.call)}{inside}{source}{others}")
+        lines.append(f"{_MARGIN}{_why(first)}")
+    if len(ops) > limit:
+        lines.append(f"  and {counted(len(ops) - limit, 'op')} more")
+    return lines
+
+
+def _why(check: CallCheck) -> str:
+    """The first output or gradient that failed, with its figure against what was allowed; else what the check says."""
+    wrong = _first_wrong(check)
+    return plain(check.message) if wrong is None else why_failed(wrong)
+
+
+def _first_wrong(check: CallCheck) -> Checked | None:
+    return next((one for one in check.details if one.result == "fail"), None)
+
+
+def why_failed(checked: Checked) -> str:
+    """`backward output.0 (float32 [8, 16]): relative L2 3.1e-02 (allowed 4.8e-07)`."""
+    if not checked.slot or checked.judged_by == "shape":
+        return plain(checked.message)
+    shape = "[" + ", ".join(map(str, checked.shape)) + "]"
+    dtype = plain(checked.device_dtype.removeprefix("torch."))
+    inputs = f" with inputs '{plain(checked.variant)}'" if checked.variant else ""
+    error = f"{figure(checked.judged_by, checked.measured)} (allowed {checked.allowed:.2g})"
+    return f"{checked.direction} {plain(checked.slot)} ({dtype} {shape}){inputs}: {error}"
+
+
+def _counts(precheck: Precheck, limit: int) -> list[str]:
+    """A small table that adds up: what passed, failed and was skipped, and why."""
+    judged = precheck.passed + precheck.failed
+    rows = [("passed", precheck.passed), ("failed", precheck.failed), ("skipped", precheck.skipped)]
+    width = max(len(f"{count:,}") for count in (*(count for _, count in rows), precheck.calls))
+    distinct = "" if precheck.distinct == precheck.calls else f"   {precheck.distinct:,} of them distinct"
+    lines = [f"{'calls':<8}  {precheck.calls:>{width},}{distinct}"]
+    for word, count in rows:
+        rate = f"   {_share(count, judged)} of those that were run" if word == "passed" and judged else ""
+        lines.append(f"{word:<8}  {count:>{width},}{rate}")
+    for reason, count in list(precheck.reasons.items())[:limit]:
+        lines.append(f"{'':<8}  {count:>{width},}   {plain(reason)}")
+    if len(precheck.reasons) > limit:
+        rest = list(precheck.reasons.values())[limit:]
+        lines.append(f"{'':<8}  {sum(rest):>{width},}   for {counted(len(rest), 'other reason')}")
+    backward = precheck.backward_passed + precheck.backward_failed
+    if backward:
+        failed = f", {precheck.backward_failed:,} failed" if precheck.backward_failed else ""
+        lines.append(f"{'backward':<8}  {backward:>{width},}   {precheck.backward_passed:,} passed{failed}")
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    """A share in percent, 100 only when it is all of them."""
+    percent = 100 * part / whole
+    return f"{min(percent, 99.99) if part < whole else percent:.4g} %"
+
+
+def _next(precheck: Precheck, replays: Mapping[str, str]) -> list[str]:
+    lines = []
+    if precheck.output:
+        lines.append(f"Every figure: {plain(precheck.output)}")
+    failing = [check for checks in _by_op(precheck).values() for check in checks]
+    run = shlex.quote(plain(precheck.run))
+    if failing:
+        first = failing[0]
+        saved = next((check.call for check in failing if check.call in replays), None)
+        if saved is not None:
+            lines.append(f"Run it alone: python {shlex.quote(plain(replays[saved]))}")
+        else:
+            lines.append(
+                f"Make a script of it: tensorprobe precheck {run} {_options(precheck, first)} --save-failures -o DIR"
+            )
+    elif precheck.exit_code == 2:
+        lines.append(f"Look at it:   tensorprobe inspect {run}")
+    return lines
+
+
+def _options(precheck: Precheck, check: CallCheck) -> str:
+    """The options with which the same call is checked in the same way; those that are the default are left out."""
+    given = [("device", precheck.device, "cpu"), ("data", precheck.data, "random")]
+    given += [("standard", precheck.standard, "noise-aware"), ("steps", str(check.step), "0"), ("call", check.call, "")]
+    wrong = _first_wrong(check)
+    hard = ["--hard"] if wrong is not None and wrong.variant else []
+    return " ".join(
+        [*(f"--{name} {shlex.quote(plain(value))}" for name, value, usual in given if value != usual), *hard]
+    )
