@@ -123,7 +123,11 @@ def test_wheel_is_for_every_python_from_3_10(built: tuple[Path, Path]) -> None:
     sources = [path for path in ROOT.glob("src/**/*.c") if "PyInit_" in path.read_text(encoding="utf-8")]
     built_for = {f"{path.relative_to(ROOT / 'src').with_suffix('')}.abi3.so" for path in sources}
     assert {name for name in names if name.endswith(".so")} == built_for >= {"tensorprobe/numerics/_native.abi3.so"}
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"tensorprobe", "ptdbg_ascend", "api_accuracy_checker"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
+        "tensorprobe",
+        "ptdbg_ascend",
+        "api_accuracy_checker",
+    }
 
 
 def test_wheel_works_outside_of_the_checkout(built: tuple[Path, Path], tmp_path: Path) -> None:
