@@ -16,7 +16,8 @@ from tensorprobe.precheck.inputs import generator
 from tensorprobe.precheck.layout import laid_out
 from tensorprobe.precheck.measuring import Figures, measure, on_host
 
-TIMES = 3
+TIMES, TIMES_HARD = 3, 10
+"""How often the inputs are changed; at the edges results jump, and more often shows how far."""
 _HALF = (torch.float16, torch.bfloat16)
 _SPARSE = 8
 """Kernels for half precision work in a wider type inside: there only one input in so many is changed."""

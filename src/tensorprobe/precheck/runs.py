@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from tensorprobe.model.precheck import Checked
-from tensorprobe.precheck.doubt import TIMES, nudged, spread
+from tensorprobe.precheck.doubt import TIMES, TIMES_HARD, nudged, spread
 from tensorprobe.precheck.functions import CannotReplay
 from tensorprobe.precheck.indices import aligned, breaks_ties, same_choice, vector_dimension
 from tensorprobe.precheck.inputs import Data, generator, real
@@ -276,7 +276,7 @@ class Runs:
     def _spread(self, direction: Direction, reference: Tensors, own: Tensors, wide: Tensors) -> dict[str, Figures]:
         """How far the results move with the last bits of the inputs."""
         moves = []
-        for number in range(TIMES):
+        for number in range(TIMES_HARD if self._conditions.variant else TIMES):
             key = f"{self._call.name}:{number}"
             inputs = nudged(self.inputs, key, sparse=not self.alone)
             given = nudged(self.given, key, sparse=not self.alone)
