@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from tensorprobe.precheck.functions import CannotReplay
+from tensorprobe.precheck.indices import breaks_ties
 from tensorprobe.precheck.inputs import generator
 from tensorprobe.precheck.layout import laid_out, room
 from tensorprobe.precheck.measuring import on_host
@@ -22,6 +23,8 @@ from tensorprobe.record.stored import StoredCall
 Tensors = dict[str, torch.Tensor]
 _LARGEST_ROOM = 1 << 28
 _ASTRAY = 0.1
+_PLACES = ("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+"""Ops whose numbers are places in memory: torch's own kernels read far outside of it when a number has no integer."""
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -84,6 +87,7 @@ def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Ru
     if not changeable:
         raise Unsuitable("it has no input that could be such")
     if variant == "near-overflow":
+        _demand_values(call, ordinary)
         return Runs(call, _near_overflow(call, ordinary, changeable), conditions)
     inputs = dict(ordinary.inputs)
     for name in changeable:
@@ -91,6 +95,17 @@ def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Ru
         changed = _CHANGES[variant](tensor, generator(f"{call.name}:{name}:{variant}"))
         inputs[name] = changed if variant == "non-contiguous" else _kept(changed, tensor)
     return Runs(call, inputs, conditions)
+
+
+def _demand_values(call: StoredCall, ordinary: Runs) -> None:
+    """Unsuitable where large numbers become integers: it is left open which, and they may be used as addresses."""
+    name = call.op.split(".")[1] if call.op.startswith("Aten.") else call.op.rpartition(".")[2]
+    whole = any(
+        not output.is_floating_point() and not output.is_complex() and output.dtype is not torch.bool
+        for output in ordinary.device.outputs.values()
+    )
+    if name in _PLACES or (whole and not breaks_ties(call.op)):
+        raise Unsuitable("no integer is as large as the largest number of the dtype")
 
 
 def _changes(tensor: torch.Tensor, variant: str) -> bool:

@@ -21,10 +21,6 @@ from tensorprobe.record.blob import MappingPool
 from tensorprobe.record.draining import wait_for_recorder
 from tensorprobe.record.files import demand_folder, demand_run_folder, list_names, read_small_file
 from tensorprobe.record.layouts import describe_folder
-from tensorprobe.record.layouts.checker import open_checker
-from tensorprobe.record.layouts.msprobe import open_msprobe
-from tensorprobe.record.layouts.ptdbg import open_ptdbg
-from tensorprobe.record.layouts.ptdbg import open_run as open_ptdbg_run
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, nesting_exceeds, reason_of
 from tensorprobe.record.native import NativeSegment
 from tensorprobe.record.run import Run, Segment
@@ -45,11 +41,6 @@ class _Version(msgspec.Struct):
     version: int = 0
 
 
-_Opener = Callable[[Path], Run | None]
-_OTHER_LAYOUTS: tuple[_Opener, ...] = (open_ptdbg, open_checker, open_msprobe)
-"""Readers of other tools' dumps, asked in turn: each gives a Run, or None when the path is no dump of its tool."""
-
-
 def open_run(path: str | Path, data: str | Path | None = None) -> Run:
     """The run in the folder `path`, or the dump of another tool that is there: a folder, or the file that is its index.
 
@@ -58,13 +49,22 @@ def open_run(path: str | Path, data: str | Path | None = None) -> Run:
     writing what the dead process left behind, this waits for it, ten seconds at most.
     """
     root = Path(path)
+    if data is None and (root / "manifest.json").exists():
+        return _open_native(root)
+    # Imported here: a recorder, which starts with each capture, does without them.
+    from tensorprobe.record.layouts import checker, msprobe, ptdbg
+
     if data is not None:
-        return open_ptdbg_run(root, data)
-    if not (root / "manifest.json").exists():
-        for open_other in _OTHER_LAYOUTS:
-            run = open_other(root)
-            if run is not None:
-                return run
+        return ptdbg.open_run(root, data)
+    openers: tuple[Callable[[Path], Run | None], ...] = (
+        ptdbg.open_ptdbg,
+        checker.open_checker,
+        msprobe.open_msprobe,
+    )
+    for open_other in openers:  # each gives a Run, or None when the path is no dump of its tool
+        run = open_other(root)
+        if run is not None:
+            return run
     return _open_native(root)
 
 
