@@ -73,6 +73,20 @@ def test_what_means_nothing_to_an_op_is_passed_over_with_the_reason(tmp_path: Pa
     assert row.result == "skip" and "output.0 is not a number" in row.message
 
 
+def test_numbers_that_are_places_are_not_made_so_large_that_memory_is_left(tmp_path: Path) -> None:
+    """With a reflected border and numbers near the largest, torch's own kernel reads outside of its memory and dies."""
+    x, grid = torch.randn(2, 3, 5, 20, requires_grad=True), torch.rand(2, 13, 10, 2, requires_grad=True)
+    sampled = record_one(
+        tmp_path / "a", lambda: F.grid_sample(x, grid, padding_mode="reflection", align_corners=False), "grid_sample"
+    )
+    whole = record_one(tmp_path / "b", lambda: torch.randn(9).to(torch.int64), "to")
+    for call in (sampled, whole):
+        found = check(call, hard=True)
+        assert found.forward == "pass"
+        (row,) = [one for one in found.details if one.variant == "near-overflow"]
+        assert row.result == "skip" and "no integer is as large" in row.message
+
+
 def test_random_ops_have_no_variants(tmp_path: Path) -> None:
     call = record_one(tmp_path / "run", lambda: F.dropout(torch.randn(20, 20)), "dropout")
     assert variants_of(check(call, hard=True), "pass") == {""}
