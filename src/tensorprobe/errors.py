@@ -13,6 +13,7 @@
     ├── NoData                   the slot was recorded without its values
     ├── CannotCompare            two runs that have nothing to compare
     │   └── NothingPaired        not one call has a partner
+    ├── TrainingStopped          a watch was told to end the training after so many findings, and does
     ├── UnsupportedTorch         a private torch name that a room needs is absent
     └── CommandFailed            a command started for the user could not be captured
 
@@ -72,6 +73,10 @@ class NoData(TensorprobeError):
 
 class CannotCompare(TensorprobeError):
     """The two runs have nothing to compare."""
+
+
+class TrainingStopped(TensorprobeError):
+    """A watch was told to end the training after so many findings, and does."""
 
 
 class NothingPaired(CannotCompare):

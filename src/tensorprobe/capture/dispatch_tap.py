@@ -66,7 +66,9 @@ class DispatchTap(TorchDispatchMode):
         try:
             with private.no_overrides():
                 in_backward = private.graph_task() != -1 and session.repetition() is None
-                header = session.aten_header(name, backward=in_backward, origin=_origin() if in_backward else None)
+                header = session.aten_header(
+                    name, backward=in_backward, origin=origin_of_backward() if in_backward else None
+                )
                 if header is None:
                     return None
                 inputs: Tensors = []
@@ -113,7 +115,7 @@ class DispatchTap(TorchDispatchMode):
             session.state.busy = False
 
 
-def _origin() -> Origin | None:
+def origin_of_backward() -> Origin | None:
     """The API call and module whose backward is being computed, as written on the node in forward."""
     node = private.autograd_node()
     return None if node is None else node.metadata.get(NODE_KEY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from tensorprobe.capture.sinks import Sink
 from tensorprobe.numerics.device_summary import fetch_moments
 from tensorprobe.record.writer import RunWriter
 
@@ -21,7 +22,7 @@ _BATCH = 512
 class LateSummaries:
     """Hands calls to the writer, now or later, in the order they came."""
 
-    def __init__(self, writer: RunWriter) -> None:
+    def __init__(self, writer: RunWriter | Sink) -> None:
         self._writer = writer
         self._lock = threading.Lock()
         self._queue: list[tuple[Any, ...]] = []

@@ -27,8 +27,10 @@ from tensorprobe.capture.module_names import ModuleNames
 from tensorprobe.capture.module_tap import ModuleTap
 from tensorprobe.capture.place import coordinates, find_rank, find_world_size, main_device
 from tensorprobe.capture.recompute import RecomputeTap
+from tensorprobe.capture.second_tap import SecondTap
 from tensorprobe.capture.select import Selection
 from tensorprobe.capture.session import Session
+from tensorprobe.capture.sinks import Sink
 from tensorprobe.capture.snapshot import Snapshots
 from tensorprobe.capture.stacks import StackBook
 from tensorprobe.capture.step_tap import StepTap
@@ -51,7 +53,7 @@ class Probe:
 
     `rank` is for programs that know it better than torch.distributed and the launcher do. `form` writes a dump in
     the layout of an older tool instead of a run: what was there before is replaced. `alone` is for one call that is to
-    be bracketed, or run once more.
+    be bracketed, or run once more. With a `sink` nothing is recorded: it gets the calls, and `out` is its own affair.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Probe:
         rank: int | None = None,
         form: Form | None = None,
         alone: Alone | None = None,
+        sink: Sink | None = None,
         **settings: Any,
     ) -> None:
         self.out = Path(out)
@@ -76,7 +79,7 @@ class Probe:
         self._model_device = main_device(model)
         self._overwrite = overwrite
         self._steps_by = steps_by
-        self._given_rank, self._form, self._alone = rank, form, alone
+        self._given_rank, self._form, self._alone, self._sink = rank, form, alone, sink
         self._session: Session | None = None
         self._step = 0
 
@@ -97,7 +100,7 @@ class Probe:
             return self
         rank = find_rank() if self._given_rank is None else self._given_rank
         world_size = max(find_world_size(), rank + 1)
-        if self._form is None:
+        if self._form is None and self._sink is None:
             refuse_existing(self.out, rank, overwrite=self._overwrite)
         with _active_lock:
             if _active is not None:
@@ -151,6 +154,24 @@ class Probe:
     def _begin(self, rank: int, world_size: int) -> None:
         settings = self.settings
         self._rank = rank
+        writer, taker = (self._sink, self._sink.taker) if self._sink is not None else self._open(rank, world_size)
+        selection = Selection(
+            directions=settings.directions,
+            sides=settings.sides,
+            names=settings.names,
+            span=settings.span,
+            ops=settings.ops,
+            modules=settings.modules,
+            inside=settings.inside,
+        )
+        stacks = StackBook() if settings.wants_stacks else None
+        session = self._session = Session(writer, taker, selection, stacks)
+        self._install(session)
+        atexit.register(self.stop)
+
+    def _open(self, rank: int, world_size: int) -> tuple[RunWriter, Snapshots]:
+        """The run on disk, and what copies tensors into it."""
+        settings = self.settings
         place = -1
         if self._form is None:
             described = msgspec.to_builtins(settings)
@@ -168,27 +189,14 @@ class Probe:
             form=self._form,
             place=place,
         )
-        selection = Selection(
-            directions=settings.directions,
-            sides=settings.sides,
-            names=settings.names,
-            span=settings.span,
-            ops=settings.ops,
-            modules=settings.modules,
-            inside=settings.inside,
-        )
-        snapshots = Snapshots(writer, mode=settings.mode, floating_only=settings.floating_only)
-        stacks = StackBook() if settings.wants_stacks else None
-        session = self._session = Session(writer, snapshots, selection, stacks)
-        self._install(session)
-        atexit.register(self.stop)
+        return writer, Snapshots(writer, mode=settings.mode, floating_only=settings.floating_only)
 
     def _install(self, session: Session) -> None:
         level = self.settings.level
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
-        dispatch = DispatchTap(session) if level == "aten" else None
+        dispatch = self._dispatch_tap(session) if level == "aten" else None
         alone = None if self._alone is None else AloneRun(self._alone, session, dispatch)
         function = (
             None if level == "module" else FunctionTap(session, self._collectives, record=level != "aten", alone=alone)
@@ -206,6 +214,10 @@ class Probe:
             for tap in (self._modules, self._recompute, self._collectives, self._steps):
                 tap.remove()
             raise
+
+    def _dispatch_tap(self, session: Session) -> DispatchTap | SecondTap:
+        second = None if self._sink is None else self._sink.second
+        return DispatchTap(session) if second is None else SecondTap(session, second)
 
     def _next_step(self) -> None:
         session = self._session
@@ -236,7 +248,10 @@ class Probe:
     def _close(self, session: Session) -> Coverage:
         coverage = session.coverage()
         session.writer.close(msgspec.to_builtins(coverage), coordinates(), self._model_device)
-        part = read_part(self.out, self._rank) if self._form is None else session.writer.part
+        if isinstance(session.writer, RunWriter):
+            part = read_part(self.out, self._rank) if self._form is None else session.writer.part
+        else:
+            part = None
         if part is not None and part.closed:
             return part.coverage
         return msgspec.structs.replace(coverage, first_error=coverage.first_error or session.writer.failure)

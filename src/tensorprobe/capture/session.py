@@ -18,10 +18,9 @@ from tensorprobe.capture.backward import Edges, Watch, find_boundary, find_roots
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.capture.late import LateSummaries
 from tensorprobe.capture.select import Selection, Wanted
-from tensorprobe.capture.snapshot import Snapshots
+from tensorprobe.capture.sinks import Sink, Taker
 from tensorprobe.capture.stacks import OuterStack, StackBook
 from tensorprobe.model import Coverage
-from tensorprobe.record.messages import NO_TOKEN
 from tensorprobe.record.writer import RunWriter
 
 NODE_KEY = "tensorprobe"
@@ -81,7 +80,9 @@ _live: weakref.WeakSet[Session] = weakref.WeakSet()
 class Session:
     """One probe at work. `recording` is false between the wanted steps, after the end, and in a child, which is `forked`."""
 
-    def __init__(self, writer: RunWriter, snapshots: Snapshots, selection: Selection, stacks: StackBook | None) -> None:
+    def __init__(
+        self, writer: RunWriter | Sink, snapshots: Taker, selection: Selection, stacks: StackBook | None
+    ) -> None:
         self.writer = writer
         self.snapshots = snapshots
         self.selection = selection
@@ -367,7 +368,7 @@ class Session:
 
     def forget(self, slots: list[Any]) -> None:
         """What looked like a call is none, or is not wanted; its tensors were sent already."""
-        tokens = [slot[6] for slot in slots if slot[6] != NO_TOKEN]
+        tokens = self.snapshots.tokens(slots)
         if tokens:
             self.writer.drop(tokens)
 

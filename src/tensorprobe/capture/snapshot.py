@@ -91,6 +91,10 @@ class Snapshots:
         self.slots += len(slots)
         return slots
 
+    def tokens(self, slots: list[SlotFields]) -> list[int]:
+        """Of the bytes that were copied for these slots."""
+        return [slot[TOKEN] for slot in slots if slot[TOKEN] != NO_TOKEN]
+
     def _take_with_care(self, tensors: Tensors, but: tuple[str, ...], reason: str) -> list[SlotFields]:
         slots: list[SlotFields] = []
         copies: list[tuple[int, int, int]] = []

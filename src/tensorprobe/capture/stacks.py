@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from tensorprobe.capture.sinks import Sink
 from tensorprobe.record.writer import RunWriter
 
 _HIDDEN = (
@@ -43,7 +44,7 @@ class StackBook:
         self._ids.clear()
         self._sent.clear()
 
-    def current(self, writer: RunWriter, outer: OuterStack | None) -> int:
+    def current(self, writer: RunWriter | Sink, outer: OuterStack | None) -> int:
         """The number of the stack of whoever called torch, sent to the recorder if it is new.
 
         `outer` is the stack of the innermost module call: what stands above it need not be walked again for each op in it.

@@ -1,0 +1,80 @@
+"""The ATen level for a sink that does calls a second time: a TorchDispatchMode that asks it before and after each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from tensorprobe.capture import private
+from tensorprobe.capture.dispatch_tap import origin_of_backward
+from tensorprobe.capture.session import Header, Session
+from tensorprobe.capture.sinks import Second
+from tensorprobe.errors import TrainingStopped
+
+
+class SecondTap(TorchDispatchMode):
+    """Watches ATen calls for a `Second`. What that raises is counted and never reaches the training."""
+
+    def __init__(self, session: Session, second: Second) -> None:
+        super().__init__()
+        self._session = session
+        self._second = second
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions pass through: torch.compile need not give up because this mode is on."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        session = self._session
+        state = session.state
+        if not session.recording or state.busy or private.is_compiling():
+            return func(*args, **kwargs)
+        if private.is_tracing():
+            session.pass_by_tracing()
+            return func(*args, **kwargs)
+        if types and not _PLAIN.issuperset(types):
+            if any(map(is_traceable_wrapper_subclass_type, types)):
+                return NotImplemented  # it does its own dispatch: what it makes of the call comes here again
+            return func(*args, **kwargs)
+        state.busy = True
+        opened = None
+        try:
+            with private.no_overrides():
+                opened = self._second.begin(func, args, kwargs, self._where)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            session.tool_failed(str(func), error)
+        finally:
+            state.busy = False
+        if opened is None:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            self._second.raised(opened, error)
+            raise
+        state.busy = True
+        try:
+            with private.no_overrides():
+                return self._second.end(opened, args, kwargs, result)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            session.tool_failed(str(func), error)
+            return result
+        finally:
+            state.busy = False
+
+    def _where(self, name: str) -> Header | None:
+        session = self._session
+        in_backward = private.graph_task() != -1 and session.repetition() is None
+        origin = origin_of_backward() if in_backward else None
+        return session.aten_header(name, backward=in_backward, origin=origin)
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))

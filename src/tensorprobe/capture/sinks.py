@@ -1,0 +1,73 @@
+"""What a probe hands its calls to when they do not go to a run on disk.
+
+A tap never knows what becomes of what it sees. A `Sink` takes the place of the writer of a run and of what copies
+tensors; a `Second` is asked about every ATen call, before and after, and may do it once more elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tensorprobe.capture.flatten import Tensors
+
+if TYPE_CHECKING:
+    from tensorprobe.capture.session import Header
+
+Frames = list[tuple[str, int, str]]
+"""File, line and function of each frame of the user's, innermost first."""
+
+
+class Taker(Protocol):
+    """Looks at the tensors of calls while they are what the call sees. `Snapshots` is the one that copies them."""
+
+    slots: int
+    skipped: Counter[str]
+    summary_only: bool
+
+    @property
+    def bytes_seen(self) -> int:
+        """How many bytes of values were looked at."""
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
+        """One entry for each tensor; the sink gets them with the call. Those whose names begin with `but` have no values yet."""
+
+    def tokens(self, slots: list[Any]) -> list[int]:
+        """What stands for the copies of these slots, which the sink is to drop."""
+
+
+class Second(Protocol):
+    """Does ATen calls a second time. Nothing it raises reaches the training: it is counted."""
+
+    def begin(self, func: Any, args: Any, kwargs: Any, where: Callable[[str], Header | None]) -> Any:
+        """Before the call. None when there is nothing to do about it. `where` counts the call: asked once at most."""
+
+    def end(self, opened: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """After the call: the result, which the training goes on with."""
+
+    def raised(self, opened: Any, error: BaseException) -> None:
+        """The call raised instead."""
+
+
+class Sink(Protocol):
+    """Takes calls, in the order in which they end."""
+
+    taker: Taker
+    second: Second | None
+    failure: str | None
+
+    def step(self, step: int) -> None:
+        """A step begins."""
+
+    def stack(self, number: int, frames: Frames) -> None:
+        """A stack that calls of this step will refer to."""
+
+    def call(self, event: tuple[Any, ...]) -> None:
+        """A call that has ended: the fields of `record.messages.CallEvent`, its slots being what the taker gave."""
+
+    def drop(self, tokens: list[int]) -> None:
+        """Slots that were taken belong to no call."""
+
+    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
+        """Nothing comes any more."""
