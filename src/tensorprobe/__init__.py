@@ -4,6 +4,7 @@
     run = tensorprobe.open_run("runs/a")                              read it
     result = tensorprobe.compare("runs/a", "runs/b")                  find where two of them part
     result = tensorprobe.precheck("runs/a", device="npu")             check each of its calls alone
+    with tensorprobe.online(model, out="runs/online") as watch: ...   compare every ATen call with the CPU, while it runs
     tensorprobe.seed_all(1234)                                        fix every source of randomness
 
 Names are loaded when they are first used: importing this package imports neither torch nor numpy.
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tensorprobe.capture import Probe, active_probe, capture, seed_all
     from tensorprobe.engine import Result, compare
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
+    from tensorprobe.online import online
     from tensorprobe.precheck import PrecheckResult, precheck
     from tensorprobe.record import Run, open_run
 
@@ -33,6 +35,7 @@ _HOMES = {
     "active_probe": "tensorprobe.capture",
     "capture": "tensorprobe.capture",
     "compare": "tensorprobe.engine",
+    "online": "tensorprobe.online",
     "open_run": "tensorprobe.record",
     "precheck": "tensorprobe.precheck",
     "seed_all": "tensorprobe.capture",
@@ -52,6 +55,7 @@ __all__ = [
     "active_probe",
     "capture",
     "compare",
+    "online",
     "open_run",
     "precheck",
     "seed_all",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,6 +16,7 @@ from tensorprobe.capture.alone import AloneRun
 from tensorprobe.capture.backward import edges_of
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.flatten import Tensors, flatten_arguments, flatten_result
+from tensorprobe.capture.operators import OPERATORS, spell_operator
 from tensorprobe.capture.ops import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
 from tensorprobe.capture.override_free import COMPOSITES, ENGINES
 from tensorprobe.capture.session import Header, Session, ThreadState
@@ -38,6 +40,8 @@ class FunctionTap(TorchFunctionMode):
         self._record = record
         self._alone = alone
         self._plans: dict[Any, Plan] = {}
+        self.names_operators = False
+        """Whether `x + y` is `Tensor.__add__`, as Python has it, and not `Tensor.add`."""
         self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,6 +63,8 @@ class FunctionTap(TorchFunctionMode):
         if _is_tracing():
             session.pass_by_tracing()
             return func(*args, **kwargs)
+        if self.names_operators and plan.name in OPERATORS:
+            plan = plan._replace(name=spell_operator(plan.name, sys._getframe(1)))
         call = self._before(state, plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)

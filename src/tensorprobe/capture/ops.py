@@ -37,7 +37,7 @@ _PREFIXES = (
 )
 
 
-_ALLOCATIONS = frozenset(
+ALLOCATIONS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format".split()
 )
 _RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
@@ -103,7 +103,7 @@ def plan_function(func: Any) -> Plan:
     mutates = distributed or bool(writes) or _may_mutate(name)
     in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
     is_leaf = func not in COMPOSITES
-    return Plan(canonical, mutates, distributed, name in _ALLOCATIONS, receives, is_leaf, writes, in_place)
+    return Plan(canonical, mutates, distributed, name in ALLOCATIONS, receives, is_leaf, writes, in_place)
 
 
 def _canonical(full: str) -> str | None:
@@ -178,4 +178,4 @@ def plan_aten(func: Any) -> AtenPlan:
     receives = tuple(f"input.kwargs.{argument.name}" for argument in schema.arguments if argument.is_out)
     base = schema.name.rpartition("::")[2]
     name = "Aten." + str(func).removeprefix("aten.")
-    return AtenPlan(name, () if returns_tensor else written, base in _ALLOCATIONS, receives)
+    return AtenPlan(name, () if returns_tensor else written, base in ALLOCATIONS, receives)

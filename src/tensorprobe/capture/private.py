@@ -11,7 +11,8 @@ import torch
 from tensorprobe.errors import UnsupportedTorch
 
 
-def _need(path: str) -> Any:
+def need(path: str) -> Any:
+    """A name inside torch; UnsupportedTorch where it is absent."""
     try:
         return reduce(getattr, path.split("."), torch)
     except AttributeError:
@@ -21,19 +22,19 @@ def _need(path: str) -> Any:
         ) from None
 
 
-sequence_number: Callable[[], int] = _need("autograd._get_sequence_nr")
-graph_task: Callable[[], int] = _need("_C._current_graph_task_id")
-autograd_node: Callable[[], Any] = _need("_C._current_autograd_node")
-at_end_of_backward: Callable[[Callable[[], None]], None] = _need("autograd.Variable._execution_engine").queue_callback
-no_overrides: Callable[[], Any] = _need("_C.DisableTorchFunction")
-push_function_mode: Callable[[Any], None] = _need("_C._push_on_torch_function_stack")
-pop_function_mode: Callable[[], Any] = _need("_C._pop_torch_function_stack")
-function_modes: Callable[[], int] = _need("_C._len_torch_function_stack")
-push_dispatch_mode: Callable[[Any], None] = _need("_C._push_on_torch_dispatch_stack")
-_pop_dispatch: Callable[[Any], Any] = _need("_C._pop_torch_dispatch_stack")
-dispatch_modes: Callable[[], int] = _need("_C._len_torch_dispatch_stack")
-is_compiling: Callable[[], bool] = _need("compiler.is_compiling")
-is_tracing: Callable[[], bool] = _need("_C._is_tracing")
+sequence_number: Callable[[], int] = need("autograd._get_sequence_nr")
+graph_task: Callable[[], int] = need("_C._current_graph_task_id")
+autograd_node: Callable[[], Any] = need("_C._current_autograd_node")
+at_end_of_backward: Callable[[Callable[[], None]], None] = need("autograd.Variable._execution_engine").queue_callback
+no_overrides: Callable[[], Any] = need("_C.DisableTorchFunction")
+push_function_mode: Callable[[Any], None] = need("_C._push_on_torch_function_stack")
+pop_function_mode: Callable[[], Any] = need("_C._pop_torch_function_stack")
+function_modes: Callable[[], int] = need("_C._len_torch_function_stack")
+push_dispatch_mode: Callable[[Any], None] = need("_C._push_on_torch_dispatch_stack")
+_pop_dispatch: Callable[[Any], Any] = need("_C._pop_torch_dispatch_stack")
+dispatch_modes: Callable[[], int] = need("_C._len_torch_dispatch_stack")
+is_compiling: Callable[[], bool] = need("compiler.is_compiling")
+is_tracing: Callable[[], bool] = need("_C._is_tracing")
 
 
 def pop_dispatch_mode() -> Any:

@@ -22,9 +22,11 @@ from tensorprobe.capture.alone import Alone, AloneRun
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.dispatch_tap import DispatchTap
 from tensorprobe.capture.function_tap import FunctionTap
+from tensorprobe.capture.lean_tap import LeanTap
 from tensorprobe.capture.modes import ModeStack
 from tensorprobe.capture.module_names import ModuleNames
 from tensorprobe.capture.module_tap import ModuleTap
+from tensorprobe.capture.operators import OlderWays
 from tensorprobe.capture.place import coordinates, find_rank, find_world_size, main_device
 from tensorprobe.capture.recompute import RecomputeTap
 from tensorprobe.capture.second_tap import SecondTap
@@ -54,6 +56,7 @@ class Probe:
     `rank` is for programs that know it better than torch.distributed and the launcher do. `form` writes a dump in
     the layout of an older tool instead of a run: what was there before is replaced. `alone` is for one call that is to
     be bracketed, or run once more. With a `sink` nothing is recorded: it gets the calls, and `out` is its own affair.
+    `ways` is for an older tool's ways of naming and choosing calls.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Probe:
         form: Form | None = None,
         alone: Alone | None = None,
         sink: Sink | None = None,
+        ways: OlderWays | None = None,
         **settings: Any,
     ) -> None:
         self.out = Path(out)
@@ -80,6 +84,9 @@ class Probe:
         self._overwrite = overwrite
         self._steps_by = steps_by
         self._given_rank, self._form, self._alone, self._sink = rank, form, alone, sink
+        self._ways = ways or OlderWays()
+        self.numbers: dict[str, int] = {}
+        """After the end: the next number of each op."""
         self._session: Session | None = None
         self._step = 0
 
@@ -136,6 +143,7 @@ class Probe:
             return self.coverage
         atexit.unregister(self.stop)
         self._pause(session)
+        self.numbers = session.numbers_now()
         for tap in (self._modules, self._recompute, self._collectives, self._steps):
             tap.remove()
         _active = None
@@ -163,9 +171,11 @@ class Probe:
             ops=settings.ops,
             modules=settings.modules,
             inside=settings.inside,
+            listed=self._ways.listed,
         )
         stacks = StackBook() if settings.wants_stacks else None
         session = self._session = Session(writer, taker, selection, stacks)
+        session.first_numbers = dict(self._ways.numbers)
         self._install(session)
         atexit.register(self.stop)
 
@@ -198,9 +208,15 @@ class Probe:
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
         dispatch = self._dispatch_tap(session) if level == "aten" else None
         alone = None if self._alone is None else AloneRun(self._alone, session, dispatch)
-        function = (
-            None if level == "module" else FunctionTap(session, self._collectives, record=level != "aten", alone=alone)
-        )
+        function: FunctionTap | None = None
+        looker = getattr(self._sink, "looker", None)
+        if level != "module":
+            function = (
+                FunctionTap(session, self._collectives, record=level != "aten", alone=alone)
+                if looker is None
+                else LeanTap(session, self._collectives, looker)
+            )
+            function.names_operators = self._ways.operators
         self._modes = ModeStack(function, dispatch)
         if function is not None:
             function.visible_inside = self._modes.visible_inside

@@ -44,7 +44,7 @@ class SecondTap(TorchDispatchMode):
         opened = None
         try:
             with private.no_overrides():
-                opened = self._second.begin(func, args, kwargs, self._where)
+                opened = self._second.begin(func, args, kwargs, self)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -61,7 +61,7 @@ class SecondTap(TorchDispatchMode):
         state.busy = True
         try:
             with private.no_overrides():
-                return self._second.end(opened, args, kwargs, result)
+                return self._second.end(opened, result)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -70,11 +70,18 @@ class SecondTap(TorchDispatchMode):
         finally:
             state.busy = False
 
-    def _where(self, name: str) -> Header | None:
-        session = self._session
-        in_backward = private.graph_task() != -1 and session.repetition() is None
+    def count(self, op: str) -> None:
+        """Give the call its number."""
+        self._session.count_aten(op, backward=self._in_backward())
+
+    def header(self, op: str) -> Header | None:
+        """Count the call and say where it is."""
+        in_backward = self._in_backward()
         origin = origin_of_backward() if in_backward else None
-        return session.aten_header(name, backward=in_backward, origin=origin)
+        return self._session.aten_header(op, backward=in_backward, origin=origin)
+
+    def _in_backward(self) -> bool:
+        return private.graph_task() != -1 and self._session.repetition() is None
 
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))

@@ -29,6 +29,7 @@ class Selection:
     A range whose ends are full names (`….forward`, `….backward`) is what is executed from the first to the last, both included.
     A range whose ends leave the direction out is those calls and all between them, forward and backward.
     `inside` names API calls: of ATen calls only those made in one of them, or in its backward, are wanted.
+    `listed` are texts: calls that have one in their names are wanted, and what is made in such calls.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Selection:
         ops: Sequence[str] = (),
         modules: Sequence[str] = (),
         inside: Sequence[str] = (),
+        listed: Sequence[str] = (),
     ) -> None:
         self._all = Wanted("forward" in directions, "backward" in directions)
         self.inputs = "input" in sides
@@ -51,7 +53,8 @@ class Selection:
         self._inside = self._over = False
         self._ops = [_matcher(pattern) for pattern in ops]
         self._modules = [_matcher(pattern) for pattern in modules]
-        self._patterns = [*names, *(span or ()), *ops, *modules]
+        self._listed = listed
+        self._patterns = [*names, *(span or ()), *ops, *modules, *listed]
         self._enclosing = frozenset(inside)
         self._asked_for = [*self._patterns, *inside]
         self._hit: set[str] = set()
@@ -61,8 +64,8 @@ class Selection:
         """A range is looked for anew in each step."""
         self._inside = self._over = False
 
-    def wants(self, op: str, name: str, backward_name: str, module: str) -> Wanted:
-        """What is wanted of the call that now begins."""
+    def wants(self, op: str, name: str, backward_name: str, module: str, made_in: Sequence[str] = ()) -> Wanted:
+        """What is wanted of the call that now begins, in the recorded calls `made_in`."""
         if not self._patterns:
             return self._all
         self._meet(name, backward_name)
@@ -74,8 +77,11 @@ class Selection:
         if self._names:
             forward = forward and self._is_named(name, self._names)
             backward = backward and self._is_named(backward_name, self._names)
+        if self._listed:
+            forward = forward and self._is_listed(name, made_in)
+            backward = backward and self._is_listed(backward_name, map(backward_of, made_in))
         if self._span is not None:
-            inside = self._advance(name)
+            inside = self._advance(name) or self._span[1] in made_in
             forward = forward and inside
             backward = backward and (inside or self._span_by_execution)
         return Wanted(forward, backward)
@@ -105,6 +111,11 @@ class Selection:
         if len(self._met) < _MOST_NAMES_KEPT:
             self._met[name] = self._met[backward_name] = None
 
+    def _is_listed(self, name: str, made_in: Iterable[str]) -> bool:
+        hit = [text for call in (name, *made_in) for text in self._listed if text in call]
+        self._hit.update(hit)
+        return bool(hit)
+
     def _is_named(self, name: str, asked_for: frozenset[str]) -> bool:
         hit = asked_for.intersection((name, _stem(name)))
         self._hit |= hit
@@ -130,6 +141,12 @@ class Selection:
                 self._hit.add(pattern)
                 return True
         return False
+
+
+def backward_of(name: str) -> str:
+    """The name of the backward call that belongs to a forward one."""
+    parts = name.rsplit(".", 2)
+    return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
 
 
 def _has_direction(name: str) -> bool:

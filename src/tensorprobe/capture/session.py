@@ -17,7 +17,7 @@ from tensorprobe.capture import private
 from tensorprobe.capture.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.capture.late import LateSummaries
-from tensorprobe.capture.select import Selection, Wanted
+from tensorprobe.capture.select import Selection, Wanted, backward_of
 from tensorprobe.capture.sinks import Sink, Taker
 from tensorprobe.capture.stacks import OuterStack, StackBook
 from tensorprobe.model import Coverage
@@ -95,6 +95,8 @@ class Session:
         self.recorded = self.filtered = self.failed = 0
         self.first_error: str | None = None
         self._stacks = stacks
+        self.first_numbers: dict[str, int] = {}
+        """What the numbers of the first step begin with."""
         self._numbers: dict[str, int] = {}
         self._repeats: dict[str, int] = {}
         self._threads = 0
@@ -130,7 +132,7 @@ class Session:
         """Numbers start again from 0."""
         self.step = step
         with self._lock:
-            self._numbers = {}
+            self._numbers, self.first_numbers = self.first_numbers, {}
             self._repeats = {}
         self.selection.begin_step()
         if self._stacks is not None:
@@ -167,7 +169,7 @@ class Session:
             name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
         modules = state.modules
         path = module if module is not None else modules[-1] if modules else ""
-        wanted = self.selection.wants(op, name, back, path)
+        wanted = self.selection.wants(op, name, back, path, state.calls)
         if not (wanted.forward or wanted.backward):
             self.filter_out()
             return None
@@ -177,14 +179,18 @@ class Session:
         """Count an ATen call, which has a direction of its own; `origin` is what it is the backward of."""
         direction = "backward" if backward else "forward"
         recompute = self.repetition()
-        name = f"{op}.{self.number(f'{op}:{direction}', recompute)}.{direction}"
+        name = f"{op}.{self.count_aten(op, backward=backward)}.{direction}"
         path = self.module_path() if origin is None else origin.module
-        wanted = self.selection.wants(op, name, name, path)
+        wanted = self.selection.wants(op, name, name, path, self.state.calls)
         enclosing = self.state.calls if origin is None else [*self.state.calls, origin.call, *origin.within]
         if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
             self.filter_out()
             return None
         return self._header(self.state, recompute, "aten", name, name, path, wanted, origin)
+
+    def count_aten(self, op: str, *, backward: bool) -> int:
+        """The next number of an ATen op in its direction."""
+        return self.number(f"{op}:{'backward' if backward else 'forward'}", self.repetition())
 
     def attribution(self, op: str) -> Header:
         """The header of an API call that is not recorded itself: what happens in it belongs to it."""
@@ -252,7 +258,7 @@ class Session:
         repeat = self._repeat(name) - 1
         with self._lock:
             self.recorded += 1
-        parent = None if header.parent is None else _backward_of(header.parent)
+        parent = None if header.parent is None else backward_of(header.parent)
         self._hand_over(
             (
                 "call",
@@ -385,11 +391,6 @@ class Session:
 
 def _take_nothing(tensors: Tensors) -> list[Any]:
     return []
-
-
-def _backward_of(name: str) -> str:
-    parts = name.rsplit(".", 2)
-    return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
 
 
 def _stop_in_child() -> None:

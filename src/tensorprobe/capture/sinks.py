@@ -7,13 +7,14 @@ tensors; a `Second` is asked about every ATen call, before and after, and may do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorprobe.capture.flatten import Tensors
 
 if TYPE_CHECKING:
+    from tensorprobe.capture.lean_tap import LeanCall
     from tensorprobe.capture.session import Header
+    from tensorprobe.errors import TrainingStopped
 
 Frames = list[tuple[str, int, str]]
 """File, line and function of each frame of the user's, innermost first."""
@@ -37,17 +38,46 @@ class Taker(Protocol):
         """What stands for the copies of these slots, which the sink is to drop."""
 
 
+class Place(Protocol):
+    """Where a call is. Exactly one of the two is asked for each call that has a name, so that numbers are those of a run."""
+
+    def count(self, op: str) -> None:
+        """The call is of no interest, but it has a number."""
+
+    def header(self, op: str) -> Header | None:
+        """All that is known of the call; None when it is not wanted."""
+
+
 class Second(Protocol):
-    """Does ATen calls a second time. Nothing it raises reaches the training: it is counted."""
+    """Does ATen calls a second time. Nothing it raises reaches the training but `TrainingStopped`: it is counted."""
 
-    def begin(self, func: Any, args: Any, kwargs: Any, where: Callable[[str], Header | None]) -> Any:
-        """Before the call. None when there is nothing to do about it. `where` counts the call: asked once at most."""
+    def begin(self, func: Any, args: Any, kwargs: Any, place: Place) -> Any:
+        """Before the call. None when there is nothing to do about it."""
 
-    def end(self, opened: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    def end(self, opened: Any, result: Any) -> Any:
         """After the call: the result, which the training goes on with."""
 
     def raised(self, opened: Any, error: BaseException) -> None:
         """The call raised instead."""
+
+
+class Looker(Protocol):
+    """Looks at API calls as they are made, and keeps nothing of those that do not interest it.
+
+    A sink that has one in its attribute `looker` gets only collectives and composite functions as calls.
+    """
+
+    stop: TrainingStopped | None
+    """Raised in the training as soon as no call and no backward is under way."""
+
+    def before(self, call: LeanCall, args: Any, kwargs: Any) -> None:
+        """The call begins: what it overwrites can be seen for the last time."""
+
+    def after(self, call: LeanCall, args: Any, kwargs: Any, outputs: list[Any]) -> None:
+        """The call has ended."""
+
+    def backward(self, call: LeanCall, results: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+        """A node of the call's backward has ended: the gradients it made, and those it was given. None for one that is not."""
 
 
 class Sink(Protocol):

@@ -13,10 +13,11 @@ import torch
 
 from tensorprobe.model.precheck import Checked
 from tensorprobe.precheck.doubt import TIMES, TIMES_HARD, nudged, spread
+from tensorprobe.precheck.evidence import few_values, gather
 from tensorprobe.precheck.functions import CannotReplay
 from tensorprobe.precheck.indices import aligned, breaks_ties, same_choice, vector_dimension
 from tensorprobe.precheck.inputs import Data, generator, real
-from tensorprobe.precheck.measuring import Figures, beyond_rounding, finite_part, measure, on_host, within_range
+from tensorprobe.precheck.measuring import Figures, on_host, within_range
 from tensorprobe.precheck.randomness import (
     draws_random,
     is_dropout,
@@ -25,14 +26,13 @@ from tensorprobe.precheck.randomness import (
     runs_needed,
 )
 from tensorprobe.precheck.replay import Replay
-from tensorprobe.precheck.standards import HALF, STANDARDS, Evidence, Opinion, Standard, judge, rounds_once
+from tensorprobe.precheck.standards import HALF, STANDARDS, Evidence, Opinion, Standard, judge
 from tensorprobe.record.stored import StoredCall
 
 Tensors = dict[str, torch.Tensor]
 Direction = Literal["forward", "backward"]
 _BY_EPSILON = ("pinv", "pinverse", "matrix_rank", "lstsq")
 """Ops whose default tolerance is the rounding of their dtype."""
-_LOOKED_AT, _FEW_VALUES = 1 << 16, 64
 TIED = ("ties", "zeros")
 """The variants in which values are equal."""
 STRICT = "subnormals"
@@ -222,7 +222,7 @@ class Runs:
         if failing and self._standard.doubts:
             wides = {name: wide for name, (wide, _) in hosts.items()}
             for name, figures in self._spread(direction, reference, own, wides).items():
-                few = evidence[name].device["count"] > 1 and _few_values(wides[name])
+                few = evidence[name].device["count"] > 1 and few_values(wides[name])
                 evidence[name] = evidence[name]._replace(spread=figures, few=few)
                 opinions[name] = judge(self._standard, evidence[name])
         self.evidence |= {(direction, name): each for name, each in evidence.items()}
@@ -248,30 +248,7 @@ class Runs:
             for name, (wide, _) in hosts.items()
             if not self.alone and name in own and own[name].shape == wide.shape
         }
-        figures = measure(
-            list(hosts.values())
-            + [(wide.to(result.dtype), result) for wide, result in hosts.values()]
-            + [(hosts[name][0], mine[name]) for name in mine]
-        )
-        owns = dict(zip(mine, figures[2 * len(hosts) :], strict=True))
-        found = {}
-        for at, (name, (wide, result)) in enumerate(hosts.items()):
-            finite = finite_part(wide)
-            found[name] = Evidence(
-                op=self._call.op,
-                direction=direction,
-                dtype=result.dtype,
-                device=figures[at],
-                own=owns.get(name),
-                ideal=figures[len(hosts) + at],
-                scale=float(finite.square().mean().sqrt()) if finite.numel() else 0.0,
-                largest=float(finite.abs().max()) if finite.numel() else 0.0,
-                beyond=(beyond_rounding(wide, result), beyond_rounding(wide, mine[name]))
-                if name in mine and rounds_once(self._call.op, result.dtype)
-                else None,
-                strict=self._conditions.variant == STRICT,
-            )
-        return found
+        return gather(self._call.op, direction, hosts, mine, strict=self._conditions.variant == STRICT)
 
     def _spread(self, direction: Direction, reference: Tensors, own: Tensors, wide: Tensors) -> dict[str, Figures]:
         """How far the results move with the last bits of the inputs."""
@@ -352,11 +329,6 @@ def _means_nothing(wide: torch.Tensor, dtype: torch.dtype) -> bool:
     if not wide.is_floating_point() or not dtype.is_floating_point or dtype.itemsize < 2:
         return False
     return bool(wide.isnan().any()) or bool((wide.isfinite() & wide.to(dtype).isinf()).any())
-
-
-def _few_values(wide: torch.Tensor) -> bool:
-    flat = wide.flatten()[:_LOOKED_AT]
-    return bool(flat.unique().numel() < min(_FEW_VALUES, flat.numel() / 2))
 
 
 def _outputs(replay: Any) -> Tensors:

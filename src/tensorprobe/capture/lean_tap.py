@@ -1,0 +1,222 @@
+"""The API level for a sink that only looks: nothing is copied, named or described unless the looker finds something.
+
+Calls are counted as `FunctionTap` counts them, so that their names are those that a run of the same program would hold.
+Collectives and composite functions take the path of `FunctionTap`; the sink gets them as calls. In backward every autograd
+node that a call has made is looked at when it is done. No tensor is kept: a call holds weak references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tensorprobe.capture import private
+from tensorprobe.capture.backward import find_boundary, find_roots
+from tensorprobe.capture.collectives import Collectives
+from tensorprobe.capture.flatten import Tensors, flatten_result
+from tensorprobe.capture.function_tap import FunctionTap
+from tensorprobe.capture.ops import ENGINE, NOT_AN_OP, Plan
+from tensorprobe.capture.override_free import ENGINES
+from tensorprobe.capture.session import Session, ThreadState
+from tensorprobe.capture.sinks import Looker
+
+_Tensor = torch.Tensor
+_is_compiling, _is_tracing = private.is_compiling, private.is_tracing
+_sequence_number = private.sequence_number
+
+Place = int | str
+"""Of an argument: its position, or its keyword."""
+
+
+class LeanPlan:
+    """What is to be known of a function before and after each of its calls."""
+
+    __slots__ = ("allocates", "by_request", "name", "writes")
+
+    def __init__(self, func: Any, plan: Plan) -> None:
+        self.name = plan.name or ""
+        self.allocates = plan.allocates
+        self.writes = _written(func, plan)
+        self.by_request = self.name.startswith("Functional.") and not self.writes
+        """Functions of torch.nn.functional take `inplace`, by keyword or by position."""
+
+    def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[_Tensor]:
+        """The tensors that this call is going to change, as far as its function and its arguments say."""
+        places: Sequence[Place] = self.writes
+        if self.by_request and (kwargs.get("inplace") or any(arg is True for arg in args)):
+            places = (0, "input")
+        found: list[_Tensor] = []
+        for place in places:
+            value = (args[place] if place < len(args) else None) if isinstance(place, int) else kwargs.get(place)
+            if isinstance(value, _Tensor):
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found += [entry for entry in value if isinstance(entry, _Tensor)]
+        return found
+
+
+class LeanCall:
+    """A call in progress, or one whose backward may still come."""
+
+    __slots__ = ("found", "module", "number", "plan", "repeat", "step")
+
+    def __init__(self, plan: LeanPlan, number: int, module: str, step: int, repeat: bool) -> None:
+        self.plan = plan
+        self.number = number
+        self.module = module
+        self.step = step
+        self.repeat = repeat
+        self.found: Any = None
+        """The looker's own."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.name}.{self.number}.forward"
+
+    @property
+    def backward_name(self) -> str:
+        return f"{self.plan.name}.{self.number}.backward"
+
+
+class LeanTap(FunctionTap):
+    """Shows every call of one thread to a looker. What the looker raises is counted; `looker.stop` is raised between calls."""
+
+    def __init__(self, session: Session, collectives: Collectives, looker: Looker) -> None:
+        super().__init__(session, collectives, record=True)
+        self._looker = looker
+        self._lean: dict[Any, LeanPlan] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_compiling():
+            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        plan = self._lean.get(func)
+        session = self._session
+        state = session.state
+        if plan is None:
+            if state.busy or not session.recording:
+                return func(*args, **kwargs)
+            plan = self._plan(func)
+            if plan is None:
+                return self._other(func, types, args, kwargs)
+        elif state.busy or not session.recording:
+            return func(*args, **kwargs)
+        if _is_tracing():
+            session.pass_by_tracing()
+            return func(*args, **kwargs)
+        looker = self._looker
+        recompute = None if state.recompute is None else session.repetition()
+        modules = state.modules
+        call = LeanCall(
+            plan,
+            session.number(plan.name, recompute),
+            modules[-1] if modules else "",
+            session.step,
+            recompute is not None,
+        )
+        try:
+            looker.before(call, args, kwargs)
+        except Exception as error:
+            session.tool_failed(call.name, error)
+        start = _sequence_number()
+        result = func(*args, **kwargs)
+        try:
+            self._look(func, state, call, start, args, kwargs, result)
+        except Exception as error:
+            session.tool_failed(call.name, error)
+        if looker.stop is not None:
+            raise looker.stop
+        return result
+
+    def _plan(self, func: Any) -> LeanPlan | None:
+        """None for what is no operation, runs the engine, or goes the way of `FunctionTap`."""
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = self._make_plan(func)
+        if plan.name is None or plan.distributed or not plan.is_leaf:
+            return None
+        lean = self._lean[func] = LeanPlan(func, plan)
+        return lean
+
+    def _other(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        plan = self._plans[func]
+        if plan.name is None and plan is not ENGINE:
+            return func(*args, **kwargs)
+        if plan is ENGINE:
+            with self.visible_inside(kwargs):
+                result = ENGINES[func](*args, **kwargs)
+        else:
+            result = super().__torch_function__(func, types, args, kwargs)
+        if self._looker.stop is not None:
+            raise self._looker.stop
+        return result
+
+    def _look(
+        self, func: Any, state: ThreadState, call: LeanCall, start: int, args: Any, kwargs: Any, result: Any
+    ) -> None:
+        if type(result) is _Tensor:
+            outputs = [result]
+        else:
+            found: Tensors = []
+            flatten_result(result, found)
+            outputs = [tensor for _, tensor in found]
+            if not outputs and not call.plan.writes:
+                self._forget(func)
+                return
+        self._looker.after(call, args, kwargs, outputs)
+        self._session.recorded += 1
+        end = _sequence_number()
+        if end == start or (call.repeat and not self._keeps_graph(state)):
+            return
+        node = outputs[0].grad_fn if outputs and end == start + 1 else None
+        if node is not None and node._sequence_nr() >= start:
+            self._hook(node, call)
+        else:
+            changed = outputs or call.plan.overwritten(args, kwargs)
+            roots = find_roots([("output", tensor) for tensor in changed], start)
+            for each in find_boundary(roots, {}, start)[0] if roots else ():
+                self._hook(each, call)
+
+    def _keeps_graph(self, state: ThreadState) -> bool:
+        return state.recompute is not None and state.recompute.keeps_graph
+
+    def _hook(self, node: Any, call: LeanCall) -> None:
+        node.register_hook(partial(self._in_backward, call))
+
+    def _in_backward(self, call: LeanCall, results: Any, given: Any) -> None:
+        """Called by the engine when a node is done: with the gradients it has made, and those it was given."""
+        session = self._session
+        state = session.state
+        if not session.recording or state.busy:
+            return
+        if call.step != session.step:
+            session.notes["backward of a call of an earlier step, not watched"] += 1
+            return
+        try:
+            self._looker.backward(call, results, given)
+        except Exception as error:
+            session.tool_failed(call.backward_name, error)
+
+    def _forget(self, func: Any) -> None:
+        """The call was a question, not an operation, and so will the next ones be."""
+        self._plans[func] = NOT_AN_OP
+        del self._lean[func]
+
+
+def _written(func: Any, plan: Plan) -> tuple[Place, ...]:
+    """The arguments that a function changes whenever it is called."""
+    if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        overload = func if isinstance(func, torch._ops.OpOverload) else getattr(func, func.overloads()[0])
+        return tuple(
+            place
+            for number, argument in enumerate(overload._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for place in ((number, argument.name) if not argument.kwarg_only else (argument.name,))
+        )
+    if plan.writes:
+        places = [slot.rstrip(".").removeprefix("input.") for slot in plan.writes]
+        return tuple(int(p) if p.isdecimal() else p.removeprefix("kwargs.") for p in places)
+    return (0, "input") if plan.mutates else ()

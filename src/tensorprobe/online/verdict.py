@@ -1,0 +1,262 @@
+"""The verdict on one call: its results against those of the reference, looked at once, and weighed where that is not enough.
+
+First a wide reference and one pass over the numbers. What is not right beyond doubt is done on the CPU in its own dtype too,
+and, before it is called wrong, a few times more with inputs that differ in their last bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tensorprobe.capture.flatten import flatten_arguments
+from tensorprobe.model import Call
+from tensorprobe.online import sight
+from tensorprobe.online.lifting import Arguments, kept, lift, lower
+from tensorprobe.online.policies import Measure, Measures, by_rule
+from tensorprobe.online.reference import NoReference, Outputs, run
+from tensorprobe.online.schema import OpPlan
+from tensorprobe.precheck.doubt import TIMES, nudged, spread
+from tensorprobe.precheck.evidence import few_values, gather
+from tensorprobe.precheck.indices import aligned, same_choice, vector_dimension
+from tensorprobe.precheck.measuring import Figures, measure, on_host, within_range
+from tensorprobe.precheck.standards import Opinion, judge
+
+SAME: Figures = {"relative_l2": 0.0, "one_minus_cosine": 0.0, "max_abs": 0.0, "different": 0.0}
+_FALLBACK = {"double": ("double", "single", "own"), "single": ("single", "double", "own"), "own": ("own",)}
+
+
+class Case(NamedTuple):
+    """A call and what the device made of it. `templates` are its arguments, or what is left of them."""
+
+    func: Any
+    plan: OpPlan
+    call: str
+    module: str
+    templates: Arguments
+    lifted: Arguments
+    precision: str
+    results: Outputs
+    alone: bool
+
+
+class Judged(NamedTuple):
+    """One slot. `wide` is the reference; None where the two sides do not have the same slots."""
+
+    slot: str
+    opinion: Opinion
+    figures: Figures
+    wide: torch.Tensor | None
+    result: torch.Tensor
+    message: str = ""
+
+
+def decide(case: Case, measures: Measures, *, all_figures: bool = False) -> list[Judged]:
+    """A row for each output; NoReference when there is nothing to compare with."""
+    reference, precision = _reference(case)
+    rows: list[Judged] = []
+    pairs: list[tuple[str, Measure, torch.Tensor, torch.Tensor]] = []
+    for slot in dict.fromkeys([*case.results, *reference]):
+        wide, result = reference.get(slot), case.results.get(slot)
+        if wide is None or result is None or wide.shape != result.shape:
+            rows.append(_unlike(slot, wide, result))
+            continue
+        asked = measures.of(case.call, _op(case), slot, str(result.dtype).removeprefix("torch."), case.module)
+        pairs.append((slot, asked, host_of(wide), host_of(result)))
+    raws = sight.look([(wide, result) for _, _, wide, result in pairs]) if pairs else []
+    doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    alone = case.alone or precision == "own"
+    for (slot, asked, wide, result), raw in zip(pairs, raws, strict=True):
+        if asked.standard is None:
+            figures = SAME if sight.is_equal(raw) and not asked.rule.diverges else measure([(wide, result)])[0]
+            rows.append(Judged(slot, by_rule(asked.rule, figures), figures, wide, result))
+        elif asked.standard.doubts and sight.is_right(_op(case), "forward", raw, wide, result, alone=alone):
+            figures = (
+                measure([(wide, result)])[0] if all_figures else {**SAME, "relative_l2": sight.relative_error(raw)}
+            )
+            rows.append(
+                Judged(
+                    slot, Opinion("relative_l2", figures["relative_l2"], figures["relative_l2"]), figures, wide, result
+                )
+            )
+        else:
+            doubtful[slot] = (wide, result)
+    if doubtful:
+        rows += _weigh(case, reference, precision, doubtful, measures)
+    return rows
+
+
+def _reference(case: Case) -> tuple[Outputs, str]:
+    """What the reference gives, in the precision asked for or the next one the CPU has a kernel for."""
+    reason = NoReference("no reference")
+    for precision in _FALLBACK[case.precision]:
+        if precision == "own" and case.alone and case.precision != "own":
+            raise NoReference(f"the CPU has no kernel in a wider dtype ({reason})")
+        given = case.lifted if precision == case.precision else _at(case, precision)
+        try:
+            return run(case.func, case.plan, kept(case.plan, given)), precision
+        except NoReference as error:
+            reason = error
+    raise reason
+
+
+def _at(case: Case, precision: str) -> Arguments:
+    """The inputs in another precision."""
+    own = lower(case.templates, case.lifted)
+    return lift(case.plan, own, precision, copies=bool(case.plan.written))
+
+
+def _weigh(
+    case: Case,
+    reference: Outputs,
+    precision: str,
+    doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    measures: Measures,
+) -> list[Judged]:
+    """The standard's opinion on slots that are not right at first sight, with all the evidence."""
+    if precision == "own" and not case.alone:  # a same-dtype reference may be as far off as the device: ask a wide one
+        wider = _wider(case)
+        if wider is not None:
+            reference, precision = wider
+    own: Outputs = {}
+    if not case.alone:
+        own = reference if precision == "own" else _attempt(case, "own")
+    op = _op(case)
+    hosts, mine = {}, {}
+    for slot, (_, result) in doubtful.items():
+        wide, dim = host_of(reference[slot]), vector_dimension(_vector_op(case.plan.base), slot)
+        hosts[slot] = (
+            within_range(wide, result.dtype),
+            result if dim is None else aligned(wide, result, dim),
+        )
+        if not case.alone and slot in own and own[slot].shape == wide.shape and precision != "own":
+            mine[slot] = host_of(own[slot]) if dim is None else aligned(wide, host_of(own[slot]), dim)
+    evidence = gather(op, "forward", hosts, mine)
+    asked = {
+        slot: measures.of(case.call, op, slot, str(result.dtype).removeprefix("torch."), case.module)
+        for slot, (_, result) in hosts.items()
+    }
+    opinions = {slot: _judge(asked[slot], each) for slot, each in evidence.items()}
+    failing = [slot for slot, opinion in opinions.items() if not opinion.passes]
+    if any(asked[slot].standard is not None and asked[slot].standard.doubts for slot in failing):  # type: ignore[union-attr]
+        wides = {slot: wide for slot, (wide, _) in hosts.items()}
+        for slot, figures in _spread(case, reference, precision, own, wides).items():
+            few = evidence[slot].device["count"] > 1 and few_values(wides[slot])
+            evidence[slot] = evidence[slot]._replace(spread=figures, few=few)
+            opinions[slot] = _judge(asked[slot], evidence[slot])
+    return [
+        Judged(slot, _pardoned(case, slot, opinion, *hosts[slot]), evidence[slot].device, *hosts[slot])
+        for slot, opinion in opinions.items()
+    ]
+
+
+def _judge(asked: Measure, evidence: Any) -> Opinion:
+    if asked.standard is None:
+        return by_rule(asked.rule, evidence.device)
+    opinion = judge(asked.standard, evidence)
+    return opinion._replace(allowed=opinion.allowed * (asked.rule.noise or 1.0))
+
+
+def _wider(case: Case) -> tuple[Outputs, str] | None:
+    for precision in ("double", "single"):
+        found = _attempt(case, precision)
+        if found:
+            return found, precision
+    return None
+
+
+def _attempt(case: Case, precision: str) -> Outputs:
+    """What the CPU gives in a precision; nothing where it cannot."""
+    try:
+        return run(case.func, case.plan, _at(case, precision))
+    except NoReference:
+        return {}
+
+
+def _spread(case: Case, reference: Outputs, precision: str, own: Outputs, wide: Outputs) -> dict[str, Figures]:
+    """How far the results move with the last bits of the inputs."""
+    base = lower(case.templates, case.lifted)
+    tensors = dict(base.tensors())
+    moves = []
+    for number in range(TIMES):
+        inputs = base.replaced(iter(nudged(tensors, f"{case.call}:{number}", sparse=not case.alone).values()))
+        for kind, before in {"own": own, precision: reference}.items():
+            try:
+                after = run(case.func, case.plan, lift(case.plan, inputs, kind, copies=True))
+            except NoReference:
+                continue
+            moves.append((before, after))
+    return spread(moves, wide)
+
+
+def _pardoned(case: Case, slot: str, opinion: Opinion, wide: torch.Tensor, result: torch.Tensor) -> Opinion:
+    """Where values tie another choice is as good, and what is different each time on the CPU too means nothing."""
+    if opinion.passes:
+        return opinion
+    base = lower(case.templates, case.lifted)
+    if result.dtype is torch.int64 and _same_choice(case, base, wide, result):
+        return Opinion("different choices of equal values", 0.0, 0.0)
+    first, second = _attempt(case, "own"), _attempt(case, "own")
+    if slot in first and slot in second and not is_bitwise_equal(host_of(first[slot]), host_of(second[slot])):
+        return Opinion("not determined by the inputs", 0.0, 0.0)
+    return opinion
+
+
+def is_bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bytes."""
+    return one.shape == other.shape and (
+        not one.numel() or bool(torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)))
+    )
+
+
+def _same_choice(case: Case, base: Arguments, wide: torch.Tensor, result: torch.Tensor) -> bool:
+    named = list(base.tensors())
+    if not named or not case.results:
+        return False
+    source = named[0][1]
+    if "max_pool" in case.plan.base:
+        dims = 3 if "3d" in case.plan.base else 2
+        if source.ndim < dims or wide.shape[:-dims] != source.shape[:-dims]:
+            return False
+        flat = source.flatten(-dims)
+        picked = [flat.gather(-1, each.flatten(-dims)) for each in (wide, result) if _inside(each, flat.shape[-1])]
+        return len(picked) == 2 and bool(torch.equal(*picked))
+    tree = flatten_arguments(tuple(base.args), base.kwargs, [])
+    call = Call(name=f"Torch.{case.plan.base}.0.forward", args=tree[0], kwargs=tree[1])
+    return same_choice(call, {"input.0": source}, wide, result)
+
+
+def _inside(indices: torch.Tensor, size: int) -> bool:
+    return bool(((indices >= 0) & (indices < size)).all())
+
+
+def _unlike(slot: str, wide: torch.Tensor | None, result: torch.Tensor | None) -> Judged:
+    there = result if result is not None else wide
+    if wide is None or result is None:
+        who = "the reference" if wide is None else "the device"
+        return Judged(slot, Opinion("absent", 1.0, 0.0), SAME, None, host_of(there), f"{who} gives none")
+    text = f"has shape {list(result.shape)}, the reference {list(wide.shape)}"
+    return Judged(slot, Opinion("shape", 1.0, 0.0), SAME, None, host_of(result), text)
+
+
+def host_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values on the CPU in one row-major block; the tensor itself where it is such."""
+    if (
+        tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+    ):
+        return tensor
+    return on_host(tensor)
+
+
+def _op(case: Case) -> str:
+    return case.plan.name
+
+
+def _vector_op(base: str) -> str:
+    """The name under which precheck knows an op whose results are vectors: `_linalg_eigh` → `Torch.linalg.eigh`."""
+    return "Torch." + base.lstrip("_").replace("linalg_", "linalg.", 1)

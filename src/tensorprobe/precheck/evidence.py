@@ -1,0 +1,53 @@
+"""The evidence on results in memory: of the device, of the reference, and of the CPU in the call's own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tensorprobe.precheck.measuring import beyond_rounding, finite_part, measure
+from tensorprobe.precheck.standards import Evidence, rounds_once
+
+_LOOKED_AT, _FEW_VALUES = 1 << 16, 64
+
+
+def gather(
+    op: str,
+    direction: str,
+    hosts: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    own: Mapping[str, torch.Tensor],
+    *,
+    strict: bool = False,
+) -> dict[str, Evidence]:
+    """What is known of each slot of `hosts` (reference, result of the device), all on the host; `own` may lack some."""
+    figures = measure(
+        list(hosts.values())
+        + [(wide.to(result.dtype), result) for wide, result in hosts.values()]
+        + [(hosts[name][0], own[name]) for name in own]
+    )
+    owns = dict(zip(own, figures[2 * len(hosts) :], strict=True))
+    found = {}
+    for at, (name, (wide, result)) in enumerate(hosts.items()):
+        finite = finite_part(wide)
+        found[name] = Evidence(
+            op=op,
+            direction=direction,
+            dtype=result.dtype,
+            device=figures[at],
+            own=owns.get(name),
+            ideal=figures[len(hosts) + at],
+            scale=float(finite.square().mean().sqrt()) if finite.numel() else 0.0,
+            largest=float(finite.abs().max()) if finite.numel() else 0.0,
+            beyond=(beyond_rounding(wide, result), beyond_rounding(wide, own[name]))
+            if name in own and rounds_once(op, result.dtype)
+            else None,
+            strict=strict,
+        )
+    return found
+
+
+def few_values(wide: torch.Tensor) -> bool:
+    """Whether a result has so few different values that their roundings are not independent."""
+    flat = wide.flatten()[:_LOOKED_AT]
+    return flat.numel() > 1 and bool(flat.unique().numel() < min(_FEW_VALUES, flat.numel() / 2))

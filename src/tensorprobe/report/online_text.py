@@ -1,0 +1,109 @@
+"""What an online compare has found, for people: the answer first, then the counts, then what to do next."""
+
+from __future__ import annotations
+
+from tensorprobe.model.online import OnlineResult, OnlineRow
+
+_MOST_SHOWN, _MOST_OPS, _MOST_FRAMES = 10, 5, 3
+
+
+def failure_line(row: OnlineRow) -> str:
+    """One line for a call that failed."""
+    if row.message:
+        what = row.message
+    else:
+        what = f"{row.judged_by} {row.measured:.3g}, allowed {row.allowed:.3g}"
+    return f"Failed {row.call} {row.slot} ({_kind(row)}): {what}; {_where(row)}"
+
+
+def render_online(result: OnlineResult, folder: str | None) -> str:
+    """The report."""
+    lines = [*_answer(result), "", *_counts(result)]
+    if result.chained:
+        lines += ["", *_chain(result)]
+    if result.failed:
+        lines += ["", "The ops that failed, and how many of their calls:"]
+        failed = {op: count for op, count in result.ops.items() if count.failed}
+        for op, count in sorted(failed.items(), key=lambda entry: -entry[1].failed)[:_MOST_SHOWN]:
+            lines.append(f"  {op:40}  {count.failed:,} of {count.compared:,}")
+        saved = next((row.saved for row in result.failures if row.saved), "")
+        if saved:
+            lines += ["", f"Next: python {saved}/replay.py"]
+    elif folder is not None:
+        lines += ["", f"The counts in full: {folder}/online.json"]
+    return "\n".join(lines)
+
+
+def _answer(result: OnlineResult) -> list[str]:
+    steps = f"{len(result.steps)} step{'s' if len(result.steps) != 1 else ''}"
+    if not result.compared:
+        return [f"NOTHING COMPARED: {result.seen:,} ATen calls were seen, and none could be compared."]
+    if not result.failed:
+        return [
+            f"AGREES: {result.compared:,} ATen calls in {steps} agree with the reference "
+            f"({result.reference}, {result.policy})."
+        ]
+    lines = [
+        f"FAILED: {result.failed:,} of {result.compared:,} compared ATen calls in {steps} "
+        f"({result.reference}, {result.policy})."
+    ]
+    if result.failures:
+        first = result.failures[0]
+        lines += ["", f"First: {first.call} {first.slot}, step {first.step}"]
+        what = first.message or f"{first.judged_by} is {first.measured:.3g}, allowed is {first.allowed:.3g}"
+        lines.append(f"  {what} ({_kind(first)} against {first.reference or 'nothing'})")
+        lines.append(f"  made in {_where(first)}")
+        lines += [f"    {frame}" for frame in first.stack[:_MOST_FRAMES]]
+        lines.append("  Its inputs were the same on both sides: the call introduced the error.")
+        if first.accumulated is not None:
+            lines.append(
+                f"  accumulated error of its result {first.accumulated:.3g}, of its inputs {first.inherited or 0.0:.3g}"
+            )
+    return lines
+
+
+def _counts(result: OnlineResult) -> list[str]:
+    lines = [f"{result.seen:,} calls seen: {result.compared:,} compared"]
+    others = {
+        "not sampled": result.unsampled,
+        "not asked for": result.filtered,
+        "the tool failed on": result.broken,
+    }
+    lines[0] += "".join(f", {count:,} {what}" for what, count in others.items() if count)
+    for reason, ops in sorted(result.skipped.items(), key=lambda entry: -sum(entry[1].values())):
+        most = sorted(ops, key=lambda op: -ops[op])
+        more = f" and {len(most) - _MOST_OPS} more ops" if len(most) > _MOST_OPS else ""
+        names = ", ".join(op.removeprefix("Aten.") for op in most[:_MOST_OPS])
+        lines.append(f"  {sum(ops.values()):,} not compared, {reason}: {names}{more}")
+    if result.first_error:
+        lines.append(f"  first failure of the tool: {result.first_error}")
+    lines += [f"  not seen: {what} ({count:,} times)" for what, count in result.blind_spots.items()]
+    if result.healed:
+        lines.append(f"  {result.healed:,} results were replaced by the reference's (heal)")
+    if result.stopped:
+        lines.append("  training was stopped, as asked for")
+    return lines
+
+
+def _chain(result: OnlineResult) -> list[str]:
+    lines = [f"Against a chain that never saw the device's numbers ({result.chained:,} calls), the error grew most in:"]
+    for row in result.diverged:
+        grew = f"{row.inherited or 0.0:.2g} → {row.accumulated or 0.0:.2g}"
+        lines.append(f"  {grew:20}  {row.call} in {_where(row)}")
+    if result.reseeded:
+        lines.append(
+            f"  {result.reseeded:,} times numbers had been changed unseen, and were taken anew from the device"
+        )
+    return lines
+
+
+def _kind(row: OnlineRow) -> str:
+    return f"{row.dtype}[{', '.join(map(str, row.shape))}]"
+
+
+def _where(row: OnlineRow) -> str:
+    """The API call, the module and the line of the user's."""
+    parts = [part for part in (row.api, row.module and f"module {row.module}") if part]
+    if row.stack:
+        parts.append(row.stack[0].replace('File "', "").replace('", line ', ":"))
+    return ", ".join(parts) or "code that no API call was seen for"
