@@ -10,7 +10,10 @@ setup(
         Extension(
             "tensorprobe.numerics._native",
             sources=[f"{SOURCE}/numerics/_native.c"],
-            depends=[f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "distance", "moments", "pairs", "scans")],
+            depends=[
+                f"{SOURCE}/numerics/_{name}.h"
+                for name in ("blocks", "distance", "glance", "moments", "pairs", "peak", "scans")
+            ],
             define_macros=STABLE_ABI,
             py_limited_api=True,
             # No contraction to fused multiply-add: the numpy twin must get the same bits on every processor.
@@ -26,9 +29,10 @@ setup(
         Extension(
             "tensorprobe.capture._fast",
             sources=[f"{SOURCE}/capture/_fast.c"],
+            depends=[f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "peak")],
             define_macros=STABLE_ABI,
             py_limited_api=True,
-            extra_compile_args=["-O2"],
+            extra_compile_args=["-O3"],
             optional=True,
         ),
     ],

@@ -131,7 +131,7 @@ class AloneRun:
 
     def _mark(self, outputs: Tensors, header: Header, start: int) -> None:
         for node in find_boundary(find_roots(outputs, start), {}, start)[0]:
-            node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack)
+            node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, self._session.era)
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:

@@ -90,8 +90,10 @@ class FunctionTap(TorchFunctionMode):
 
     def _inside(self, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
         """Run a function whose parts are recorded too, as calls that belong to it."""
-        calls = self._session.state.calls
+        state = self._session.state
+        calls, outer = state.calls, state.call_stack
         calls.append(call.header.name)
+        state.call_stack = call.header.stack
         composite = COMPOSITES.get(func)
         try:
             if composite is None:
@@ -100,6 +102,7 @@ class FunctionTap(TorchFunctionMode):
                 return composite(*args, **kwargs)
         finally:
             calls.pop()
+            state.call_stack = outer
 
     def _run_alone_too(self, alone: AloneRun, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
         true_call = partial(self._inside, func, call, args, kwargs)

@@ -25,7 +25,7 @@ from tensorprobe.capture.sinks import Looker
 
 _Tensor = torch.Tensor
 _is_compiling, _is_tracing = private.is_compiling, private.is_tracing
-_sequence_number = private.sequence_number
+_sequence_number, _no_overrides = private.sequence_number, private.no_overrides
 
 Place = int | str
 """Of an argument: its position, or its keyword."""
@@ -36,10 +36,10 @@ class LeanPlan:
 
     __slots__ = ("allocates", "by_request", "name", "writes")
 
-    def __init__(self, func: Any, plan: Plan) -> None:
-        self.name = plan.name or ""
-        self.allocates = plan.allocates
-        self.writes = _written(func, plan)
+    def __init__(self, name: str, *, allocates: bool = False, writes: tuple[Place, ...] = ()) -> None:
+        self.name = name
+        self.allocates = allocates
+        self.writes = writes
         self.by_request = self.name.startswith("Functional.") and not self.writes
         """Functions of torch.nn.functional take `inplace`, by keyword or by position."""
 
@@ -81,29 +81,33 @@ class LeanCall:
         return f"{self.plan.name}.{self.number}.backward"
 
 
+_UNKNOWN, _OTHER = LeanPlan(""), LeanPlan("")
+"""A function not met before; one that goes another way."""
+
+
 class LeanTap(FunctionTap):
     """Shows every call of one thread to a looker. What the looker raises is counted; `looker.stop` is raised between calls."""
 
     def __init__(self, session: Session, collectives: Collectives, looker: Looker) -> None:
         super().__init__(session, collectives, record=True)
         self._looker = looker
-        self._lean: dict[Any, LeanPlan] = {}
+        self._lean: dict[Any, LeanPlan | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_compiling():
-            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
-        plan = self._lean.get(func)
+        plan = self._lean.get(func, _UNKNOWN)
+        if plan is None:
+            return func(*args, **kwargs)
         session = self._session
         state = session.state
-        if plan is None:
-            if state.busy or not session.recording:
-                return func(*args, **kwargs)
-            plan = self._plan(func)
-            if plan is None:
-                return self._other(func, types, args, kwargs)
-        elif state.busy or not session.recording:
+        if state.busy or not session.recording or _is_compiling():
             return func(*args, **kwargs)
+        if plan is _UNKNOWN:
+            plan = self._plan(func)
+        if plan is None:
+            return func(*args, **kwargs)
+        if plan is _OTHER:
+            return self._other(func, types, args, kwargs)
         if _is_tracing():
             session.pass_by_tracing()
             return func(*args, **kwargs)
@@ -132,27 +136,40 @@ class LeanTap(FunctionTap):
         return result
 
     def _plan(self, func: Any) -> LeanPlan | None:
-        """None for what is no operation, runs the engine, or goes the way of `FunctionTap`."""
+        """None for what is no operation."""
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = self._make_plan(func)
-        if plan.name is None or plan.distributed or not plan.is_leaf:
-            return None
-        lean = self._lean[func] = LeanPlan(func, plan)
+        if plan is ENGINE or (plan.name is not None and (plan.distributed or not plan.is_leaf)):
+            lean: LeanPlan | None = _OTHER
+        else:
+            lean = None
+            if plan.name is not None:
+                lean = LeanPlan(plan.name, allocates=plan.allocates, writes=_written(func, plan))
+        self._lean[func] = lean
         return lean
 
     def _other(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        plan = self._plans[func]
-        if plan.name is None and plan is not ENGINE:
-            return func(*args, **kwargs)
-        if plan is ENGINE:
+        """Functions that run the engine, collectives, and functions made of others."""
+        if self._plans[func] is ENGINE:
             with self.visible_inside(kwargs):
                 result = ENGINES[func](*args, **kwargs)
+            self._tell_idle()
         else:
             result = super().__torch_function__(func, types, args, kwargs)
         if self._looker.stop is not None:
             raise self._looker.stop
         return result
+
+    def _tell_idle(self) -> None:
+        state = self._session.state
+        state.busy = True
+        try:
+            self._looker.idle()
+        except Exception as error:
+            self._session.tool_failed("end of backward", error)
+        finally:
+            state.busy = False
 
     def _look(
         self, func: Any, state: ThreadState, call: LeanCall, start: int, args: Any, kwargs: Any, result: Any
@@ -196,14 +213,15 @@ class LeanTap(FunctionTap):
             session.notes["backward of a call of an earlier step, not watched"] += 1
             return
         try:
-            self._looker.backward(call, results, given)
+            with _no_overrides():
+                self._looker.backward(call, results, given)
         except Exception as error:
             session.tool_failed(call.backward_name, error)
 
     def _forget(self, func: Any) -> None:
         """The call was a question, not an operation, and so will the next ones be."""
         self._plans[func] = NOT_AN_OP
-        del self._lean[func]
+        self._lean[func] = None
 
 
 def _written(func: Any, plan: Plan) -> tuple[Place, ...]:

@@ -48,6 +48,8 @@ class Origin(NamedTuple):
     call: str
     module: str
     stack: int | None
+    era: object
+    """The session and step that the number of the stack belongs to: a graph may be walked back in another."""
     within: tuple[str, ...] = ()
 
 
@@ -72,6 +74,7 @@ class ThreadState(threading.local):
         self.recompute: Recompute | None = None
         self.ordinal: int | None = None
         self.outer_stack: OuterStack | None = None
+        self.call_stack: int | None = None
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -88,7 +91,7 @@ class Session:
         self.selection = selection
         self.recording = False
         self.forked = False
-        self.step = 0
+        self.step, self.era = 0, object()
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
@@ -130,7 +133,7 @@ class Session:
 
     def begin_step(self, step: int) -> None:
         """Numbers start again from 0."""
-        self.step = step
+        self.step, self.era = step, object()
         with self._lock:
             self._numbers, self.first_numbers = self.first_numbers, {}
             self._repeats = {}
@@ -220,7 +223,9 @@ class Session:
             self._enter_thread(state)
         repeat = 0 if recompute is None else self._repeat(name)
         if origin is not None:
-            stack = origin.stack
+            stack = origin.stack if origin.era is self.era else None
+        elif level == "aten" and state.call_stack is not None:
+            stack = state.call_stack  # that of the API call it is made in
         else:
             stack = None if self._stacks is None else self._stacks.current(self.writer, state.outer_stack)
         parent = state.calls[-1] if state.calls else None
@@ -294,7 +299,7 @@ class Session:
             for node in find_boundary(roots, edges, start)[0]:
                 inner: Origin | None = node.metadata.get(NODE_KEY)
                 within = () if inner is None else (inner.call, *inner.within)
-                node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, within)
+                node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, self.era, within)
 
     def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
         """Tool code inside the autograd engine."""

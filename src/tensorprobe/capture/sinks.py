@@ -79,6 +79,9 @@ class Looker(Protocol):
     def backward(self, call: LeanCall, results: tuple[Any, ...], given: tuple[Any, ...]) -> None:
         """A node of the call's backward has ended: the gradients it made, and those it was given. None for one that is not."""
 
+    def idle(self) -> None:
+        """A backward is over: no call is under way."""
+
 
 class Sink(Protocol):
     """Takes calls, in the order in which they end."""

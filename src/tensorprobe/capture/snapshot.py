@@ -131,7 +131,7 @@ class Snapshots:
         if but and name.startswith(but):
             return self._skip(name, tensor, reason), None
         if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
-            found = _plain(tensor)
+            found = plain(tensor)
             if isinstance(found, str):
                 return self._skip(name, tensor, found), None
             tensor = found
@@ -188,7 +188,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return bool(tensor.const_data_ptr() != tensor.storage_offset() * tensor.itemsize)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor | str:
+def plain(tensor: torch.Tensor) -> torch.Tensor | str:
     """The plain tensor inside a subclass, or why there is none. A statistic of a DTensor would be a collective: take the local part."""
     local = getattr(tensor, "_local_tensor", None)
     if isinstance(local, _Tensor):

@@ -87,6 +87,17 @@ class StackBook:
         return show
 
 
+def user_frames(frame: FrameType | None, *, most: int = _MOST_FRAMES) -> list[tuple[str, int, str]]:
+    """File, line and function of the user's frames from this one on, innermost first, at most so many."""
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < most:
+        code = frame.f_code
+        if not code.co_filename.startswith(_HIDDEN):
+            frames.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return frames
+
+
 def _describe(frame: FrameType | None, shown: dict[int, bool]) -> list[tuple[str, int, str]]:
     """File, line and function of each frame that is shown, innermost first."""
     frames: list[tuple[str, int, str]] = []

@@ -29,6 +29,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     diverges: list[dict[str, float]] = []
     ignore: bool = False
 
+    @property
+    def fits_all(self) -> bool:
+        """Whether it is for every row."""
+        return {self.call, self.op, self.slot, self.dtype, self.module} == {"*"}
+
     def fits(self, call: str, op: str, slot: str, dtype: str, module: str) -> bool:
         """Whether the rule is for such a row."""
         return (

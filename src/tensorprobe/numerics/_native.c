@@ -3,14 +3,17 @@
  * Contract. Addresses come in as Python integers (the stable ABI of Python 3.10 has no buffers), need not be aligned, and
  * are trusted to be readable; everything else is checked and refused with ValueError. The lock of the interpreter is
  * released around large work only, because handing it over costs more than a small tensor does. twin.py has the same
- * functions with the same results. The arithmetic on one tensor is in _moments.h, on two in _pairs.h.
+ * functions with the same results. The arithmetic on one tensor is in _moments.h and _peak.h, on two in
+ * _pairs.h and _glance.h.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "_glance.h"
 #include "_moments.h"
 #include "_pairs.h"
+#include "_peak.h"
 
 #define ROW_WIDTH 3 /* address, number of elements, dtype code */
 #define PAIR_WIDTH 5 /* two addresses, number of elements, two dtype codes: of the baseline, of the candidate */
@@ -167,6 +170,47 @@ static PyObject *native_measure_pairs(PyObject *module, PyObject *const *args, P
     Py_RETURN_NONE;
 }
 
+static PyObject *native_glance(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    long long numbers[PAIR_WIDTH];
+    Glance figures;
+    int finite;
+    (void)module;
+    if (!read_integers(args, given, PAIR_WIDTH, numbers)) return NULL;
+    const int64_t row[PAIR_WIDTH] = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+    if (!check_pair(row, -1)) return NULL;
+    for (int side = 3; side < 5; side++) /* whole numbers may be greater than a double tells apart */
+        if (formats[row[side]].mantissa_bits == INTEGRAL) Py_RETURN_NONE;
+    if (kinds[row[3]].parts != kinds[row[4]].parts) Py_RETURN_NONE;
+    if (row[2] * kinds[row[3]].value_size < GIL_BYTES) {
+        finite = glance_at(row, &figures);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        finite = glance_at(row, &figures);
+        Py_END_ALLOW_THREADS
+    }
+    if (!finite) Py_RETURN_NONE;
+    return Py_BuildValue("(ddddddddd)", figures.squares_a, figures.squares_d, figures.a_times_d, figures.sum_d, figures.max_d,
+                         figures.max_a, figures.different, figures.astray_1e3, figures.astray_1e2);
+}
+
+static PyObject *native_peak(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    long long numbers[ROW_WIDTH];
+    uint64_t peak;
+    (void)module;
+    if (!read_integers(args, given, ROW_WIDTH, numbers)) return NULL;
+    const int64_t row[ROW_WIDTH] = {numbers[0], numbers[1], numbers[2]};
+    if (!check_row(row, -1)) return NULL;
+    if (!has_peak(row[2])) return PyErr_Format(PyExc_ValueError, "dtype code without a peak: %lld", numbers[2]);
+    if (row_bytes(row) < GIL_BYTES) {
+        peak = peak_of(&kinds[row[2]], (const unsigned char *)(intptr_t)row[0], row[1]);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        peak = peak_of(&kinds[row[2]], (const unsigned char *)(intptr_t)row[0], row[1]);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromUnsignedLongLong(peak);
+}
+
 static PyObject *native_copy(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     long long numbers[3];
     (void)module;
@@ -215,6 +259,11 @@ static PyMethodDef functions[] = {
     {"measure_pairs", (PyCFunction)(void (*)(void))native_measure_pairs, METH_FASTCALL,
      "measure_pairs(rows_address, n, out_address): n rows of int64 (baseline address, candidate address, count, baseline "
      "code, candidate code) to n rows of 11 doubles and 16 int64"},
+    {"glance", (PyCFunction)(void (*)(void))native_glance, METH_FASTCALL,
+     "glance(baseline address, candidate address, count, baseline code, candidate code) -> 9 figures of the difference, or "
+     "None where a value is not finite, or numbers are whole"},
+    {"peak", (PyCFunction)(void (*)(void))native_peak, METH_FASTCALL,
+     "peak(address, count, code) -> the bits of the greatest magnitude, without its sign; NaN is above infinity"},
     {"copy", (PyCFunction)(void (*)(void))native_copy, METH_FASTCALL, "copy(dst_address, src_address, nbytes)"},
     {"features", native_features, METH_NOARGS, "features() -> names of the vector instructions in use"},
     {NULL, NULL, 0, NULL},

@@ -29,9 +29,15 @@ from tensorprobe.numerics.twin_blocks import (
 )
 from tensorprobe.numerics.twin_pairs import measure_pairs
 
-__all__ = ["copy", "features", "measure_pairs", "summarize", "summarize_many"]
+__all__ = ["copy", "features", "glance", "measure_pairs", "peak", "summarize", "summarize_many"]
 
 _ROW_BYTES = 24
+PEAK_CODES = frozenset(
+    dtype.code
+    for dtype in BY_CODE
+    if dtype.kind in ("float", "complex") and dtype.name not in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+)
+"""Dtypes whose bits, the sign apart, are in the order of the magnitudes with NaN on top."""
 
 TINY_SQUARES = 2.0**-960
 """Below this sum of squares of float64 values, single squares may have been lost to underflow."""
@@ -69,6 +75,17 @@ def summarize_many(rows_address: int, n: int, out_address: int) -> None:
     for number, row in enumerate(rows):
         figures = struct.pack("4d2q", *summarize(*row))
         ctypes.memmove(out_address + len(figures) * number, figures, len(figures))
+
+
+def peak(address: int, count: int, code: int) -> int:
+    """The bits of the greatest magnitude, without its sign; NaN is above infinity. ValueError for a dtype that has none."""
+    check(address, count, code)
+    if code not in PEAK_CODES:
+        raise ValueError(f"dtype code without a peak: {code}")
+    stored = stored_values(address, count, BY_CODE[code])
+    words = stored.view(f"<u{stored.itemsize}")
+    magnitude = (1 << (8 * stored.itemsize - 1)) - 1
+    return max((int((words[at : at + CHUNK] & magnitude).max()) for at in range(0, words.size, CHUNK)), default=0)
 
 
 def copy(dst_address: int, src_address: int, nbytes: int) -> None:
@@ -129,3 +146,9 @@ def _chunks(stored: Values, dtype: DType) -> Iterator[Values]:
     """The values as float64, a bounded number at a time."""
     for start in range(0, stored.size, CHUNK):
         yield widen(stored[start : start + CHUNK], dtype)
+
+
+def glance(baseline: int, candidate: int, count: int, baseline_code: int, candidate_code: int) -> None:
+    """Without native code a first look is no faster than a second: it tells nothing, as of values that are not finite."""
+    for address, code in ((baseline, baseline_code), (candidate, candidate_code)):
+        check(address, count, code)

@@ -32,12 +32,14 @@ class Compared(NamedTuple):
 
 
 class _Shadow:
-    __slots__ = ("alive", "dtype", "error", "version", "wide")
+    __slots__ = ("alive", "dtype", "error", "late", "version", "wide")
 
     def __init__(self, tensor: torch.Tensor, wide: torch.Tensor, error: float) -> None:
         self.alive = StorageWeakRef(tensor.untyped_storage())
         self.dtype, self.wide, self.error = tensor.dtype, wide, error
         self.version = _version(tensor)
+        self.late = 0
+        """1 when a call has written to it: torch counts that after the call was seen."""
 
 
 class _Lifted(NamedTuple):
@@ -80,8 +82,7 @@ class Chain:
             result = case.results.get(slot)
             if result is None or result.shape != wide.shape or not _is_floating(result):
                 continue
-            (raw,) = sight.look([(host_of(wide), host_of(result))])
-            error = sight.relative_error(raw)
+            error = _error(wide, result)
             self._keep(plan, result, wide, error)
             if error >= worst.accumulated:
                 worst = Compared(error, lifted.inherited, slot)
@@ -91,22 +92,28 @@ class Chain:
     def pass_by(self, plan: OpPlan, given: Arguments) -> None:
         """A call that is not followed: what it writes to is taken anew when it is met."""
         for at in plan.written:
-            self.forget(tensor for _, tensor in Arguments([given[at]], {}).tensors())
+            self.forget(tensor for _, tensor in Arguments([given[at]], {}).tensors() if tensor.layout is torch.strided)
 
     def forget(self, tensors: Any) -> None:
         """Take these anew when they are met."""
         for tensor in tensors:
             self._shadows.pop(_key(tensor), None)
 
+    def look_again(self, tensor: torch.Tensor) -> None:
+        """The numbers of a tensor were replaced: how far off are they now?"""
+        shadow = self._shadows.get(_key(tensor))
+        if shadow is not None:
+            shadow.error = _error(_view(shadow, tensor), tensor)
+
     def _of(self, tensor: torch.Tensor) -> _Shadow:
         key = _key(tensor)
         shadow = self._shadows.get(key)
+        elements = tensor.untyped_storage().nbytes() // tensor.itemsize
         if shadow is not None and not shadow.alive.expired() and shadow.dtype is tensor.dtype:
-            if _version(tensor) - shadow.version in (0, 1):  # one more: by the call that wrote it, after it was seen
+            if 0 <= _version(tensor) - shadow.version <= shadow.late and shadow.wide.numel() == elements:
                 return shadow
             self.reseeded += 1
-        storage = tensor.untyped_storage()
-        flat = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
+        flat = tensor.as_strided((elements,), (1,), 0)
         shadow = self._shadows[key] = _Shadow(tensor, lift_tensor(flat, _WIDER, True), 0.0)
         self._sweep()
         return shadow
@@ -116,8 +123,9 @@ class Chain:
         known = self._shadows.get(key)
         if known is not None and not known.alive.expired() and known.dtype is result.dtype:
             # What the call was given and has changed, or gave back as it was: the shadow was written with it.
-            known.version, known.error = _version(result), error
+            known.version, known.late, known.error = _version(result), int(bool(plan.written)), error
             return
+        wide = wide.to(_WIDER[result.dtype])  # `torch.ones(3)` says no dtype that could have been widened
         elements = result.untyped_storage().nbytes() // result.itemsize
         if elements == wide.numel() and result.is_contiguous() and wide.is_contiguous():
             flat = wide.reshape(-1)
@@ -132,6 +140,10 @@ class Chain:
         if len(self._shadows) >= self._sweep_at:
             self._shadows = {key: one for key, one in self._shadows.items() if not one.alive.expired()}
             self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._shadows))
+
+
+def _error(wide: torch.Tensor, result: torch.Tensor) -> float:
+    return sight.relative_error(host_of(wide), host_of(result))
 
 
 def _view(shadow: _Shadow, tensor: torch.Tensor) -> torch.Tensor:

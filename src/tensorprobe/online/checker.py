@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from tensorprobe.capture.session import Header
 from tensorprobe.capture.sinks import Place
 from tensorprobe.errors import TrainingStopped
 from tensorprobe.model.online import OpCount
 from tensorprobe.online.chain import Chain, Compared
-from tensorprobe.online.lifting import Arguments, CannotLift, lift, lift_tensor
+from tensorprobe.online.lifting import Arguments, CannotLift, demand_numbers, lift, lift_tensor
 from tensorprobe.online.policies import Measures
 from tensorprobe.online.reference import NoReference, below_autograd, no_autocast, outputs_of
 from tensorprobe.online.sampling import Sampler
-from tensorprobe.online.schema import OpPlan, plan_op
+from tensorprobe.online.schema import RANDOM, OpPlan, plan_op
 from tensorprobe.online.verdict import Case, Judged, decide
 from tensorprobe.online.workers import Workers
 
@@ -31,6 +33,7 @@ class _Open(NamedTuple):
     given: Arguments
     lifted: Arguments
     order: int
+    precision: str
     chained: Any
 
 
@@ -49,107 +52,146 @@ class Checker:
         chain: Chain | None = None,
         heal: bool = False,
         all_figures: bool = False,
+        narrow: bool = False,
     ) -> None:
         self._precision, self._measures, self._sampler, self._workers = precision, measures, sampler, workers
         self._libraries, self._found, self._chain, self._heal = libraries, found, chain, heal
-        self._all_figures = all_figures
+        self._all_figures, self._narrow = all_figures, narrow
         self._plans: dict[Any, OpPlan] = {}
         self._lock = threading.Lock()
+        self._begun, self._has_stopped = 0, False
         self.seen = self.compared = self.filtered = self.unsampled = self.broken = self.healed = 0
         self.skipped: Counter[tuple[str, str]] = Counter()
         self.ops: dict[str, OpCount] = {}
         self.first_error: str | None = None
         self.stop: TrainingStopped | None = None
-        """Raised before the next call, in the thread of the training."""
+        """Raised before the next call, in the thread of the training, once: what saves its state then may do so."""
 
     def begin(self, func: Any, args: Any, kwargs: Any, place: Place) -> _Open | None:
         """Lift the inputs of a call that is to be compared."""
         if self.stop is not None:
-            raise self.stop
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = plan_op(func, self._libraries)
+            stop, self.stop = self.stop, None
+            raise stop
         self.seen += 1
-        if plan.skip is not None:
-            self._skip(plan.skip, plan.name)
-            if self._chain is not None:
-                self._chain.pass_by(plan, Arguments(args, kwargs))
+        given = Arguments(args, kwargs)
+        try:
+            plan = self._plans.get(func)
+            if plan is None:
+                plan = self._plans[func] = plan_op(func, self._libraries)
+            opened = self._open(func, plan, given, place)
+            if opened is None and self._chain is not None:
+                self._chain.pass_by(plan, given)
+        except Exception as error:
+            self._break(str(func), error)
             return None
-        if not self._sampler.takes_all and not self._sampler.wants(plan, args, kwargs):
+        return opened
+
+    def _open(self, func: Any, plan: OpPlan, given: Arguments, place: Place) -> _Open | None:
+        reason = plan.skip or (RANDOM if plan.dropout is not None and given[plan.dropout] else None)
+        if reason is not None:
+            self._skip(reason, plan.name)
+            return None
+        header = self._choose(plan, given, place)
+        if header is None:
+            return None
+        precision = self.precision_of(given)
+        try:
+            with below_autograd(), no_autocast():
+                lifted = lift(plan, given, precision, copies=bool(self._workers))
+                chained = None if self._chain is None else self._chain.lift(plan, given)
+        except CannotLift as error:
+            self._skip(str(error), plan.name)
+            return None
+        with self._lock:
+            order, self._begun = self._begun, self._begun + 1
+            self.compared += 1
+        return _Open(func, plan, header, given, lifted, order, precision, chained)
+
+    def _choose(self, plan: OpPlan, given: Arguments, place: Place) -> Header | None:
+        """Where a call is that is to be compared; others are counted. Of the calls asked for every n-th, not the reverse."""
+        sampler = self._sampler
+        if not sampler.takes_all and not self._narrow and not sampler.wants(plan, given.args, given.kwargs):
             place.count(plan.name)
             self.unsampled += 1
             return None
         header = place.header(plan.name)
         if header is None:
             self.filtered += 1
+        elif not sampler.takes_all and self._narrow and not sampler.wants(plan, given.args, given.kwargs):
+            self.unsampled += 1
             return None
-        given = Arguments(args, kwargs)
-        try:
-            with below_autograd(), no_autocast():
-                lifted = lift(plan, given, self._precision, copies=bool(self._workers))
-                chained = None if self._chain is None else self._chain.lift(plan, given)
-        except CannotLift as reason:
-            self._skip(str(reason), plan.name)
-            return None
-        except Exception as error:
-            self._break(header.name, error)
-            return None
-        order, self.compared = self.compared, self.compared + 1
-        return _Open(func, plan, header, given, lifted, order, chained)
+        return header
+
+    def precision_of(self, given: Arguments) -> str:
+        """In which precision the reference does a call: the one asked for, whatever the call is given."""
+        return self._precision
 
     def end(self, opened: _Open, result: Any) -> Any:
         """Compare what came out."""
+        try:
+            self._hand_over(opened, result)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._take_back(opened, error)
+        return result
+
+    def _hand_over(self, opened: _Open, result: Any) -> None:
         func, plan, given, lifted = opened.func, opened.plan, opened.given, opened.lifted
         outputs = outputs_of(plan, given, result)
-        alone = all(tensor.is_cpu for tensor in outputs.values()) and all(t.is_cpu for _, t in given.tensors())
+        for tensor in outputs.values():
+            demand_numbers(tensor)
+        devices = (tensor.device for tensor in (*outputs.values(), *(one for _, one in given.tensors())))
+        device = str(next((each for each in devices if each.type != "cpu"), "cpu"))
+        header = opened.header
         case = Case(
-            func, plan, opened.header.name, opened.header.module, given, lifted, self._precision, outputs, alone
+            func, plan, header.name, header.module, given, lifted, opened.precision, outputs, device == "cpu", device
         )
-        if not self._workers:
-            with below_autograd(), no_autocast():
-                self._judge(case, opened)
-            return result
         with below_autograd(), no_autocast():
+            if not self._workers:
+                self._judge(case, opened)
+                return
             copies = {slot: lift_tensor(tensor, {}, True) for slot, tensor in outputs.items()}
         case = case._replace(templates=given.templates(), results=copies)
         opened = opened._replace(given=case.templates)
         nbytes = lifted.nbytes + sum(tensor.nbytes for tensor in copies.values())
-        self._workers.put(lambda: self._judge(case, opened), nbytes)
-        return result
+        with_grad = torch.is_grad_enabled()  # kernels may ask, as that of an LSTM does
+
+        def judge() -> None:
+            with torch.set_grad_enabled(with_grad):
+                self._judge(case, opened)
+
+        self._workers.put(judge, nbytes)
 
     def raised(self, opened: _Open, error: BaseException) -> None:
         """A call that raised has no result: it is taken back."""
-        self.compared -= 1
-        self._skip(f"raised {type(error).__name__}", opened.plan.name)
+        self._take_back(opened, CannotLift(f"raised {type(error).__name__}"))
 
     def _judge(self, case: Case, opened: _Open) -> None:
-        name = case.plan.name
+        stop: TrainingStopped | None = None
         try:
             rows = decide(case, self._measures, all_figures=self._all_figures)
             chained = None
             if self._chain is not None and opened.chained is not None:
                 chained = self._chain.follow(case, opened.chained)
-            failing = [row for row in rows if not row.opinion.passes]
-            with self._lock:
-                count = self.ops.setdefault(name, OpCount())
-                count.compared += 1
-                count.failed += bool(failing)
-                count.worst = max([count.worst, *(row.figures["relative_l2"] for row in rows if row.opinion.passes)])
-            if self._heal and failing:
-                self._mend(case, failing)
             self._found(case, opened.header, opened.order, rows, chained)
-        except NoReference as reason:
-            with self._lock:
-                self.compared -= 1
-            self._skip(str(reason), name)
-        except TrainingStopped as stop:
-            if not self._workers:
-                raise
-            self.stop = stop
+        except TrainingStopped as asked:
+            stop = asked
         except Exception as error:
-            with self._lock:
-                self.compared -= 1
-            self._break(case.call, error)
+            self._take_back(opened, error)
+            return
+        failing = [row for row in rows if not row.opinion.passes]
+        with self._lock:
+            count = self.ops.setdefault(case.plan.name, OpCount())
+            count.compared += 1
+            count.failed += bool(failing)
+            count.worst = max([count.worst, *(row.figures["relative_l2"] for row in rows if row.opinion.passes)])
+        if stop is not None and not self._workers:
+            raise stop
+        if stop is not None and not self._has_stopped:
+            self.stop, self._has_stopped = stop, True
+        if self._heal and failing:
+            self._mend(case, failing)
 
     def _mend(self, case: Case, failing: list[Judged]) -> None:
         """Put the reference's numbers in the place of the device's."""
@@ -158,6 +200,19 @@ class Checker:
                 target = case.results[row.slot]
                 target.copy_(row.wide.to(target.dtype))
                 self.healed += 1
+                if self._chain is not None:
+                    self._chain.look_again(target)
+
+    def _take_back(self, opened: _Open, error: Exception) -> None:
+        """A call turns out not to be compared: there is no reference for it, or the tool fails on it."""
+        with self._lock:
+            self.compared -= 1
+        if isinstance(error, (CannotLift, NoReference)):
+            self._skip(str(error), opened.plan.name)
+        else:
+            self._break(opened.header.name, error)
+        if self._chain is not None:
+            self._chain.pass_by(opened.plan, opened.given)
 
     def _skip(self, reason: str, op: str) -> None:
         with self._lock:

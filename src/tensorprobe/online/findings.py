@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import logging
 import shutil
 import threading
@@ -15,16 +16,17 @@ import msgspec
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.capture.session import Header
 from tensorprobe.capture.sinks import Frames, Second, Taker
-from tensorprobe.errors import RunExists, TrainingStopped
+from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.online.chain import Chain, Compared
 from tensorprobe.online.checker import Checker
 from tensorprobe.online.saving import save
 from tensorprobe.online.verdict import Case, Judged
 from tensorprobe.online.workers import Workers
+from tensorprobe.report.inspect import json_ready
 from tensorprobe.report.online_text import failure_line
 
-_MOST_ROWS, _MOST_LINES, _MOST_DIVERGED = 1000, 50, 10
+_MOST_ROWS, _MOST_LINES, _MOST_DIVERGED, _MOST_STACKS = 1000, 50, 10, 10_000
 _log = logging.getLogger("tensorprobe.online")
 
 
@@ -68,8 +70,11 @@ class Findings:
         self.second = self._checker = checker
 
     def step(self, step: int) -> None:
-        """A step begins."""
+        """A step begins, and with it the numbers of stacks."""
         self._step = step
+        if len(self._stacks) > _MOST_STACKS:
+            self._workers.settle()  # nobody refers to them any more
+            self._stacks.clear()
 
     @property
     def result(self) -> OnlineResult:
@@ -77,7 +82,7 @@ class Findings:
         checker = self._checker
         assert checker is not None
         skipped: dict[str, dict[str, int]] = {}
-        for (reason, op), count in checker.skipped.items():
+        for (reason, op), count in list(checker.skipped.items()):  # workers may be adding to it
             skipped.setdefault(reason, {})[op] = count
         return OnlineResult(
             reference=self._reference,
@@ -92,7 +97,7 @@ class Findings:
             broken=checker.broken,
             first_error=checker.first_error,
             skipped=skipped,
-            ops=checker.ops,
+            ops=dict(checker.ops),
             failures=sorted(self._rows, key=lambda row: row.order),
             healed=checker.healed,
             chained=0 if self._chain is None else self._chain.followed,
@@ -116,12 +121,14 @@ class Findings:
     def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
         """All calls have been made: judge the rest, and write the result."""
         self._workers.close()
-        self._blind_spots = coverage["blind_spots"]
+        self._blind_spots = dict(coverage["blind_spots"])
         if coverage["failed"] and self._checker is not None:
-            self._checker.broken += coverage["failed"]
+            self._blind_spots["calls of the API that the tool failed on: what was made in them has no name"] = coverage[
+                "failed"
+            ]
             self._checker.first_error = self._checker.first_error or coverage["first_error"]
         if self.folder is not None:
-            (self.folder / "online.json").write_bytes(msgspec.json.encode(self.result))
+            self._write("online.json", _json(self.result), "wb")
 
     def found(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared | None) -> None:
         self._steps[header.step] = None
@@ -148,20 +155,39 @@ class Findings:
             self._saved += wanted
         if not wanted or self.folder is None:
             return ""
-        folder = self.folder / "failed" / f"step{header.step}_{header.name}"
+        again = f"_again{header.repeat}" if header.repeat else ""
+        folder = self.folder / "failed" / f"step{header.step}_{header.name}{again}"
         first = failing[0]
         title = f"{header.name}, {first.slot}: {first.opinion.judged_by} {first.opinion.measured:.3g}"
-        device = str(next(iter(case.results.values())).device) if not case.alone else "cpu"
-        save(case, rows, folder, title, device)
+        try:
+            save(case, rows, folder, title)
+        except Exception as error:  # a full disk must not cost the finding as well
+            self._remember(f"{folder} could not be written: {type(error).__name__}: {error}")
+            return ""
         return str(folder)
+
+    def _write(self, name: str, line: bytes, how: str) -> None:
+        assert self.folder is not None
+        try:
+            with (self.folder / name).open(how) as file:
+                file.write(line)
+        except OSError as error:
+            self._remember(f"{self.folder / name} could not be written: {error}")
+
+    def _remember(self, failure: str) -> None:
+        """Told once, as a warning at the end."""
+        self.failure = self.failure or failure
 
     def _note(self, row: OnlineRow, number: int) -> None:
         with self._lock:
             if len(self._rows) < _MOST_ROWS:
                 self._rows.append(row)
             if self.folder is not None:
-                with (self.folder / "failures.jsonl").open("ab") as file:
-                    file.write(msgspec.json.encode(row) + b"\n")
+                self._write("failures.jsonl", _json(row) + b"\n", "ab")
+        self.say(row, number)
+
+    def say(self, row: OnlineRow, number: int) -> None:
+        """Tell of a row of the failing call of that number, at once."""
         if number <= _MOST_LINES:
             _log.warning("%s", failure_line(row))
             if number == _MOST_LINES:
@@ -173,7 +199,7 @@ class Findings:
             if len(self._diverged) == _MOST_DIVERGED and grown <= self._diverged[0][0]:
                 return
             judged = next((row for row in rows if row.slot == chained.slot), None)
-            if judged is None or grown <= 0:
+            if judged is None or not grown > 0:  # nor when it is not a number
                 return
             entry = (grown, -order, self._row(case, header, order, judged, chained, ""))
             push = heapq.heappushpop if len(self._diverged) == _MOST_DIVERGED else heapq.heappush
@@ -229,6 +255,10 @@ class _NothingTaken:
         return []
 
 
+def _json(value: OnlineRow | OnlineResult) -> bytes:
+    return json.dumps(json_ready(msgspec.to_builtins(value)), allow_nan=False).encode()
+
+
 def make_folder(folder: Path, overwrite: bool) -> Path:
     """The folder for the results of one process; RunExists when it holds something already."""
     if folder.exists() and any(folder.iterdir()):
@@ -237,6 +267,9 @@ def make_folder(folder: Path, overwrite: bool) -> Path:
         if not (folder / "failures.jsonl").exists():
             raise RunExists(f"'{folder}' holds files that are not of an online compare; it is not replaced.")
         shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "failures.jsonl").touch()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failures.jsonl").touch()
+    except OSError as error:
+        raise SettingsError(f"nothing can be written to out '{folder}': {error.strerror}.") from None
     return folder

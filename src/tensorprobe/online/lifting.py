@@ -23,7 +23,8 @@ PRECISIONS: dict[str, dict[torch.dtype, torch.dtype]] = {
         **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
     },
 }
-"""Name → dtype → the dtype of the reference; those not named stay."""
+PRECISIONS["rounded"] = PRECISIONS["double"]
+"""Name → dtype → the dtype of the reference; those not named stay. `rounded` goes back to the dtype of the call in the end."""
 
 
 class CannotLift(Exception):
@@ -47,20 +48,19 @@ class Arguments:
     def __init__(self, args: Any, kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
 
-    def items(self) -> Iterator[tuple[At, Any]]:
-        """Each argument under its position or name."""
-        yield from enumerate(self.args)
-        yield from self.kwargs.items()
-
     def __getitem__(self, at: At) -> Any:
         if isinstance(at, int):
             return self.args[at] if at < len(self.args) else None
         return self.kwargs.get(at)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Every tensor, with the name of its slot."""
-        for at, value in self.items():
-            yield from _tensors(value, f"input.{at}" if isinstance(at, int) else f"input.kwargs.{at}")
+        found: list[tuple[str, torch.Tensor]] = []
+        for at, value in enumerate(self.args):
+            _collect(value, "input.", at, found)
+        for name, value in self.kwargs.items():
+            _collect(value, "input.kwargs.", name, found)
+        return found
 
     def templates(self) -> Arguments:
         """The same without the tensors: what is needed to go back to their dtypes."""
@@ -82,12 +82,18 @@ class Arguments:
 def lift(plan: OpPlan, given: Arguments, precision: str, *, copies: bool, fresh: Any = None) -> Arguments:
     """The arguments for the reference. With `copies` they share no memory with the call's. `fresh` lifts tensors instead."""
     wider = PRECISIONS[precision]
+    written = Arguments([given[at] for at in plan.written], {})
+    changed = {_memory(tensor) for _, tensor in written.tensors()} if plan.written else ()
+
+    def fresh_copy(tensor: torch.Tensor) -> torch.Tensor:
+        # In `x.add_(x)` what is read is what is written: the call would have changed it before the reference reads it.
+        return lift_tensor(tensor, wider, copies or (bool(changed) and _memory(tensor) in changed))
+
+    take = fresh or fresh_copy
 
     def one(at: At, value: Any) -> Any:
         if at in plan.received:
             return _map(value, lambda t: torch.empty(t.shape, dtype=wider.get(t.dtype, t.dtype)))
-        copy = copies or at in plan.written
-        take = fresh or (lambda tensor: lift_tensor(tensor, wider, copy))
         if plan.base in _HALF_TO_FLOAT and at in (2, "half_to_float"):
             return value if precision == "own" else False  # it is wide already
         return _lift(value, wider, take)
@@ -127,14 +133,19 @@ def lower(templates: Arguments, lifted: Arguments) -> Arguments:
     )
 
 
-def lift_tensor(tensor: torch.Tensor, wider: dict[torch.dtype, torch.dtype], copy: bool) -> torch.Tensor:
-    """The numbers of a tensor on the CPU."""
+def demand_numbers(tensor: torch.Tensor) -> None:
+    """CannotLift with the reason when a tensor is not a plain block of numbers."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise CannotLift("nested tensor" if tensor.is_nested else f"{str(tensor.layout).removeprefix('torch.')} tensor")
     if tensor.is_meta:
         raise CannotLift("meta tensor, has no values")
     if tensor.is_quantized:
         raise CannotLift("quantized tensor")
+
+
+def lift_tensor(tensor: torch.Tensor, wider: dict[torch.dtype, torch.dtype], copy: bool) -> torch.Tensor:
+    """The numbers of a tensor on the CPU."""
+    demand_numbers(tensor)
     dtype = wider.get(tensor.dtype, tensor.dtype)
     if tensor.is_cpu and dtype is tensor.dtype:
         return tensor.clone() if copy else tensor.detach()
@@ -142,6 +153,11 @@ def lift_tensor(tensor: torch.Tensor, wider: dict[torch.dtype, torch.dtype], cop
 
 
 _HALF_TO_FLOAT = frozenset(("_softmax", "_log_softmax", "_safe_softmax"))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors have in common that share memory; 0 for those that have none of their own."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
 def _lift(value: Any, wider: dict[torch.dtype, torch.dtype], take: Any) -> Any:
@@ -162,9 +178,10 @@ def _map(value: Any, change: Any) -> Any:
     return [_map(each, change) for each in value] if type(value) in (list, tuple) else value
 
 
-def _tensors(value: Any, slot: str) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield slot, value
-    elif type(value) in (list, tuple):
-        for at, each in enumerate(value):
-            yield from _tensors(each, f"{slot}.{at}")
+def _collect(value: Any, prefix: str, at: At, found: list[tuple[str, torch.Tensor]]) -> None:
+    kind = type(value)
+    if kind is torch.Tensor or isinstance(value, torch.Tensor):
+        found.append((f"{prefix}{at}", value))
+    elif kind is list or kind is tuple:
+        for i, each in enumerate(value):
+            _collect(each, f"{prefix}{at}.", i, found)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
+
+import torch
 
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.judge.policy import POLICIES, Policy, Rule, check_policy, load_policy
@@ -10,6 +13,8 @@ from tensorprobe.precheck.measuring import Figures
 from tensorprobe.precheck.standards import STANDARDS, Opinion, Standard
 
 NOISE_AWARE = "noise-aware"
+_ANYTHING = ("\0",) * 5
+"""Names that only a rule for everything fits."""
 
 
 class Measure(NamedTuple):
@@ -22,7 +27,8 @@ class Measure(NamedTuple):
 class Measures:
     """The measure for each slot, by a policy of compare, a standard of precheck, or a file with rules."""
 
-    def __init__(self, policy: str | Policy) -> None:
+    def __init__(self, policy: str | os.PathLike[str] | Policy) -> None:
+        policy = policy if isinstance(policy, Policy) else str(policy)
         if isinstance(policy, Policy):
             check_policy(policy)
             self._policy, self._standard = policy, STANDARDS[NOISE_AWARE]
@@ -37,20 +43,17 @@ class Measures:
                 f"  There are {', '.join(known)}, or the path of a .toml file with rules."
             )
         self.name = policy if isinstance(policy, str) else policy.name
-        self._cache: dict[tuple[str, ...], Measure] = {}
+        first = self._policy.rules[:1]
+        self._only = self._measure(first[0]) if first and first[0].fits(*_ANYTHING) else None
 
-    @property
-    def all_figures(self) -> bool:
-        """Whether some rule judges by figures alone."""
-        return any(rule.diverges for rule in self._policy.rules)
-
-    def of(self, call: str, op: str, slot: str, dtype: str, module: str) -> Measure:
+    def of(self, call: str, op: str, slot: str, dtype: torch.dtype, module: str) -> Measure:
         """The measure for a slot of a call."""
-        if len(self._policy.rules) == 1:
-            rule = self._policy.rules[0]
-            return Measure(None if rule.diverges else self._standard, rule)
-        about = (call, op, slot, dtype, module)
-        rule = next((rule for rule in self._policy.rules if rule.fits(*about)), Rule(ignore=True))
+        if self._only is not None:
+            return self._only
+        about = (call, op, slot, str(dtype).removeprefix("torch."), module)
+        return self._measure(next((rule for rule in self._policy.rules if rule.fits(*about)), Rule(ignore=True)))
+
+    def _measure(self, rule: Rule) -> Measure:
         return Measure(None if rule.diverges or rule.ignore else self._standard, rule)
 
 

@@ -11,12 +11,16 @@ from typing import Any
 import torch
 
 from tensorprobe.capture import private
+from tensorprobe.online.cells import CELLS
 from tensorprobe.online.lifting import Arguments
 from tensorprobe.online.schema import OpPlan
 
 Outputs = dict[str, torch.Tensor]
 below_autograd: Any = private.need("_C._AutoDispatchBelowAutograd")
 no_autocast: Any = private.need("_C._DisableAutocast")
+
+
+NO_KERNEL = "no kernel on the CPU"
 
 
 class NoReference(Exception):
@@ -29,7 +33,7 @@ def run(func: Any, plan: OpPlan, given: Arguments) -> Outputs:
         try:
             result = func(*given.args, **given.kwargs)
         except NotImplementedError as error:
-            result = _decomposed(func, given, error)
+            result = _decomposed(func, plan, given, error)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise NoReference(said(error)) from None
     return outputs_of(plan, given, result)
@@ -61,13 +65,13 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-def _decomposed(func: Any, given: Arguments, error: NotImplementedError) -> Any:
+def _decomposed(func: Any, plan: OpPlan, given: Arguments, error: NotImplementedError) -> Any:
     from torch._decomp import decomposition_table
 
-    way = decomposition_table.get(func)
+    way = CELLS.get(plan.base) or decomposition_table.get(func)
     if way is None:
-        raise NoReference(f"no kernel on the CPU ({said(error)})") from None
+        raise NoReference(NO_KERNEL) from error
     try:
         return way(*given.args, **given.kwargs)
     except Exception as problem:  # whatever a decomposition raises, it is no reference
-        raise NoReference(f"no kernel on the CPU, and its decomposition raised {said(problem)}") from None
+        raise NoReference(f"{NO_KERNEL}, and its decomposition raised {said(problem)}") from None

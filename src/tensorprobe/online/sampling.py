@@ -36,7 +36,8 @@ class Sampler:
 def _kind(value: Any) -> Any:
     """What of an argument makes a kernel take another way: all but the numbers in tensors."""
     if isinstance(value, torch.Tensor):
-        return (value.dtype, value.shape, value.stride(), value.device.type)
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return (value.dtype, value.shape, layout, value.device.type)
     if isinstance(value, (list, tuple)):
         return tuple(map(_kind, value))
     return value if isinstance(value, (int, bool, str, type(None))) else str(value)

@@ -39,6 +39,8 @@ class OpPlan(NamedTuple):
     received: frozenset[At] = frozenset()
     gives_nothing: bool = False
     factory: bool = False
+    dropout: At | None = None
+    """The probability without which an op that its schema calls random is not."""
 
 
 def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
@@ -49,6 +51,7 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
     namespace, _, base = schema.name.rpartition("::")
     name = "Aten." + str(func).removeprefix("aten.")
     written, received = set[At](), set[At]()
+    dropout: At | None = None
     for place, argument in enumerate(schema.arguments):
         at: At = argument.name if argument.kwarg_only else place
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -57,16 +60,20 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
                 received.add(at)
         elif argument.name in _STATISTICS and "batch_norm" in base and "backward" not in base:
             written.add(at)  # old schemas do not say so
+        elif namespace in _COLLECTIVES and "Tensor" in str(argument.type):
+            written.add(at)
+        elif argument.name == "dropout_p" and torch.Tag.nondeterministic_seeded in func.tags:
+            dropout = at
     returns = any("Tensor" in str(value.type) for value in schema.returns)
     takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
-    plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not returns, not takes)
+    plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not returns, not takes, dropout)
     return plan._replace(skip=_reason(func, plan, namespace, libraries))
 
 
 def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) -> str | None:
     if plan.gives_nothing and not plan.written:
         return QUESTION
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None:
         return RANDOM
     if plan.base in ALLOCATIONS:
         return MEMORY

@@ -1,4 +1,4 @@
-"""What can be said of a result at first sight, from the raw figures of one pass: that it is right, or that one must look again.
+"""What can be said of a result at first sight, from one pass over the numbers: that it is right, or that one must look again.
 
 The limits here are those that the noise-aware standard of precheck has where the CPU itself makes no error at all. What is
 within them is within all of its limits; what is not is weighed there, with more evidence.
@@ -7,103 +7,122 @@ within them is within all of its limits; what is not is weighed there, with more
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy
 import torch
 
 from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import DTYPES
-from tensorprobe.numerics.pairs import RAW, measure_pairs
+from tensorprobe.numerics.native import implementation
+from tensorprobe.numerics.pairs import derive, measure_pairs
 from tensorprobe.precheck import standards
+from tensorprobe.precheck.evidence import count_terms
 from tensorprobe.precheck.measuring import beyond_rounding
 from tensorprobe.precheck.standards import rounds_once
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
-_AT = {name: at for at, name in enumerate(RAW.names or ())}
-_SUMS = [_AT[name] for name in ("squares_a", "squares_d", "d_times_sum", "sum_d", "max_abs", "finite")]
-_SCALE, _DIFFERENT, _BROKEN = _AT["scale"], _AT["different"], _AT["nonfinite_different"]
-_ROUGH = {True: _AT["within_1e2"], False: _AT["within_1e3"]}
-
-Raw = tuple[Any, ...]
-"""One row of `numerics.pairs.RAW`."""
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in _CODES if dtype.is_floating_point or dtype.is_complex}
+_COMPLEX = frozenset(dtype for dtype in _CODES if dtype.is_complex)
+_glance = implementation().glance
 
 
-def look(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Raw]:
-    """The raw figures of pairs (reference, result), both on the host, contiguous and of one shape."""
-    rows = [
-        (one.data_ptr(), other.data_ptr(), one.numel(), _CODES[one.dtype], _CODES[other.dtype]) for one, other in pairs
-    ]
-    return measure_pairs(numpy.array(rows, dtype=numpy.int64)).tolist()  # type: ignore[no-any-return]
+class _Limits(NamedTuple):
+    """In units of the dtype's rounding: of the norm, of the greatest error, of a trend."""
+
+    norm: float
+    most: float
+    trend: float
 
 
-def is_equal(raw: Raw) -> bool:
-    """Whether no value differs."""
-    return raw[_DIFFERENT] == 0 and raw[_BROKEN] == 0  # type: ignore[no-any-return]
+_BESIDE = _Limits(standards.FLOOR_NORM, standards.FLOOR_MAX, standards.FLOOR_TREND)
+_ALONE = _Limits(standards.ALONE_NORM, standards.ALONE_MAX, standards.ALONE_TREND)
 
 
-def relative_error(raw: Raw) -> float:
-    """The norm of the difference over that of the reference."""
-    squares_a, squares_d = raw[_SUMS[0]], raw[_SUMS[1]]
-    return math.sqrt(squares_d / squares_a) if squares_a else math.inf if squares_d else 0.0
+class Sight(NamedTuple):
+    """Sums over all values, all of them finite: a of the reference, d of the result minus it."""
+
+    squares_a: float
+    squares_d: float
+    a_times_d: float
+    sum_d: float
+    max_d: float
+    max_a: float
+    different: float
+    astray_1e3: float
+    astray_1e2: float
+
+    @property
+    def relative_error(self) -> float:
+        """The norm of the difference over that of the reference."""
+        return math.sqrt(self.squares_d / self.squares_a) if self.squares_a else math.inf if self.squares_d else 0.0
 
 
-def is_right(op: str, direction: str, raw: Raw, wide: torch.Tensor, result: torch.Tensor, *, alone: bool) -> bool:
-    """Whether a result is right beyond doubt. `alone` says that the CPU itself is what is under test."""
-    if is_equal(raw):
+_EQUAL = Sight(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def glance(wide: torch.Tensor, result: torch.Tensor) -> Sight | None:
+    """The sums of a pair on the host, contiguous and of one shape; None where some value is not finite and they differ."""
+    codes = _CODES[wide.dtype], _CODES[result.dtype]
+    where = wide.data_ptr(), result.data_ptr(), wide.numel()
+    found = _glance(*where, *codes)
+    if found is not None:
+        return Sight(*found)
+    raw = measure_pairs(numpy.array([(*where, *codes)], dtype=numpy.int64))
+    return _EQUAL if not raw["different"][0] and not raw["nonfinite_different"][0] else None
+
+
+def relative_error(wide: torch.Tensor, result: torch.Tensor) -> float:
+    """The norm of the difference over that of the reference, of the finite values."""
+    seen = glance(wide, result)
+    if seen is not None:
+        return seen.relative_error
+    row = (wide.data_ptr(), result.data_ptr(), wide.numel(), _CODES[wide.dtype], _CODES[result.dtype])
+    return float(derive(measure_pairs(numpy.array([row], dtype=numpy.int64)))["relative_l2"][0])
+
+
+def is_right(
+    op: str, seen: Sight, wide: torch.Tensor, result: torch.Tensor, *, alone: bool, sizes: Sequence[int] = ()
+) -> bool:
+    """Whether a result is right beyond doubt. `alone` says that the CPU itself is under test; `sizes` are those of the inputs."""
+    if not seen.different:
         return True
     dtype = result.dtype
-    if raw[_BROKEN] or raw[_SCALE] != 1.0 or not (dtype.is_floating_point or dtype.is_complex):
+    eps = _EPS.get(dtype)
+    if eps is None or not seen.squares_a or family_of(op) & Family.EXACT:
         return False
-    if direction == "forward" and family_of(op) & Family.EXACT:
-        return False
-    squares_a, squares_d, d_times_sum, sum_d, max_abs, count = (raw[at] for at in _SUMS)
-    if not squares_a or count < 1:
-        return False
+    count = result.numel() * (2 if dtype in _COMPLEX else 1)
     limits = _ALONE if alone else _BESIDE
-    eps = torch.finfo(dtype).eps
-    half = dtype in standards.HALF
     once = not alone and rounds_once(op, dtype)
-    norm = standards.ONCE_FLOOR if once and count >= standards.MANY else limits["norm"]
-    scale = math.sqrt(squares_a / count)
-    if math.sqrt(squares_d / squares_a) > norm * eps:
+    norm = standards.ONCE_FLOOR if once and count >= standards.MANY else limits.norm
+    if alone:
+        norm *= max(1.0, math.sqrt(count_terms(op, sizes, count)) / standards.ALONE_TERMS)
+    if seen.relative_error > norm * eps or seen.max_d > limits.most * eps * seen.max_a:
         return False
-    if max_abs > limits["most"] * eps * scale and max_abs > limits["most"] * eps * _largest(wide):
-        return False
-    if not alone and count - raw[_ROUGH[half]] > standards.FLOOR_COUNT:
-        return False
-    a_times_d = (d_times_sum - squares_d) / 2
-    trend = limits["trend"] * eps
-    if abs(a_times_d) / squares_a > trend and _is_sure(a_times_d / math.sqrt(squares_a), squares_d, count):
-        return False
-    if abs(sum_d) / count > trend * scale and _is_sure(sum_d / math.sqrt(count), squares_d, count):
+    if not alone:
+        astray = seen.astray_1e2 if dtype in standards.HALF else seen.astray_1e3
+        if astray > standards.FLOOR_COUNT:
+            return False
+    if _leans(seen, limits.trend * eps, count):
         return False
     if once:
-        beyond = standards.ONCE_SHARE * eps * _largest(wide)
-        return bool(max_abs <= beyond or beyond_rounding(wide, result) <= beyond)
+        beyond = standards.ONCE_SHARE * eps * seen.max_a
+        return bool(seen.max_d <= beyond or beyond_rounding(wide, result) <= beyond)
     return True
 
 
-_BESIDE: Mapping[str, float] = {
-    "norm": standards.FLOOR_NORM,
-    "most": standards.FLOOR_MAX,
-    "trend": standards.FLOOR_TREND,
-}
-_ALONE: Mapping[str, float] = {
-    "norm": standards.ALONE_NORM,
-    "most": standards.ALONE_MAX,
-    "trend": standards.ALONE_TREND,
-}
+def _leans(seen: Sight, trend: float, count: int) -> bool:
+    """Whether the difference grows with the reference, or lies to one side, by more than `trend` and surely."""
+    squares_a, squares_d = seen.squares_a, seen.squares_d
+    if abs(seen.a_times_d) > trend * squares_a and _is_sure(seen.a_times_d / math.sqrt(squares_a), squares_d, count):
+        return True
+    if abs(seen.sum_d) <= trend * math.sqrt(squares_a / count) * count:
+        return False
+    return _is_sure(seen.sum_d / math.sqrt(count), squares_d, count)
 
 
 def _is_sure(part: float, squares_d: float, count: int) -> bool:
     """Whether a trend is more standard errors away from none than chance explains."""
     rest = squares_d - part * part
     return count >= 2 and (rest <= 0 or part * part > standards.SURE**2 * rest / max(count - 1, 1))
-
-
-def _largest(wide: torch.Tensor) -> float:
-    """The greatest value; 0, which makes one look again, where not all are finite."""
-    largest = float(torch.linalg.vector_norm(wide, math.inf)) if wide.numel() else 0.0
-    return largest if math.isfinite(largest) else 0.0

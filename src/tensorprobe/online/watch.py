@@ -7,12 +7,13 @@ Nothing of the program's results is changed, unless `heal` is asked for.
 from __future__ import annotations
 
 import os
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from tensorprobe.capture.place import find_rank
-from tensorprobe.capture.probe import Probe
-from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.capture.probe import Probe, active_probe
+from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
 from tensorprobe.judge.policy import Policy
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.online.chain import Chain
@@ -22,7 +23,7 @@ from tensorprobe.online.policies import Measures
 from tensorprobe.online.sampling import Sampler
 from tensorprobe.online.workers import Workers
 from tensorprobe.report.online_text import render_online
-from tensorprobe.settings import parse_bytes
+from tensorprobe.settings import capture_settings, parse_bytes
 
 REFERENCES = {"cpu": "own", "cpu-fp32": "single", "cpu-fp64": "double"}
 ON_FAIL = ("save", "report")
@@ -37,7 +38,7 @@ class OnlineWatch:
         *,
         out: str | os.PathLike[str] | None = None,
         reference: str = "cpu-fp64",
-        policy: str | Policy = "noise-aware",
+        policy: str | os.PathLike[str] | Policy = "noise-aware",
         on_fail: str = "save",
         stop_after: int | None = None,
         heal: bool = False,
@@ -55,6 +56,7 @@ class OnlineWatch:
         all_figures: bool = False,
     ) -> None:
         _check(reference, on_fail, out, every, once_per_kind, workers, heal, chain, stop_after, most_saved)
+        chosen = capture_settings(level="aten", ops=ops, modules=modules, steps=steps)
         self.reference, self.out = reference, None if out is None else Path(out)
         self._overwrite = overwrite
         self._finding_settings = {"saves": on_fail == "save", "stop_after": stop_after, "most_saved": most_saved}
@@ -62,13 +64,14 @@ class OnlineWatch:
         self._chain = Chain() if chain else None
         self._workers, self._budget = workers, parse_bytes(budget, "budget")
         self._checker_settings = {
+            "narrow": bool(ops or modules),
             "precision": REFERENCES[reference],
             "sampler": Sampler(every, once_per_kind),
-            "libraries": frozenset(libraries),
+            "libraries": frozenset((libraries,) if isinstance(libraries, str) else libraries),
             "heal": heal,
             "all_figures": all_figures,
         }
-        self._probe_settings = {"ops": list(ops), "modules": list(modules), "steps": steps}
+        self._probe_settings: dict[str, Any] = {"ops": chosen.ops, "modules": chosen.modules, "steps": chosen.steps}
         self._model = model
         self._probe: Probe | None = None
         self._findings: Findings | None = None
@@ -77,6 +80,9 @@ class OnlineWatch:
         """Begin. RunExists when the folder holds another's results, SettingsError when a probe is running already."""
         if self._findings is not None:
             raise SettingsError("this watch was started before. Make a new one.")
+        running = active_probe()
+        if running is not None:  # before anything is replaced in the folder
+            raise SettingsError(f"a probe into {str(running.out)!r} is running in this process. Stop it first.")
         rank = find_rank()
         folder = None if self.out is None else make_folder(self.out / f"rank{rank}", self._overwrite)
         workers = Workers(self._workers, self._budget)
@@ -150,6 +156,10 @@ class OnlineWatch:
 
 def online(model: Any = None, **settings: Any) -> OnlineWatch:
     """Watch every ATen call inside the `with` and compare it with the reference; see OnlineWatch for the settings."""
+    known = list(signature(OnlineWatch).parameters)[1:]
+    for key in settings:
+        if key not in known:
+            raise UnknownSetting(f"there is no setting {key!r}.{did_you_mean(key, known)}")
     return OnlineWatch(model, **settings)
 
 
@@ -167,8 +177,9 @@ def _check(
 ) -> None:
     """SettingsError for what cannot be meant."""
     for name, value, known in (("reference", reference, REFERENCES), ("on_fail", on_fail, ON_FAIL)):
-        if value not in known:
-            raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(known)}.{did_you_mean(value, known)}")
+        if str(value) not in known:
+            hint = did_you_mean(str(value), known)
+            raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(known)}.{hint}")
     for name, number, least in (
         ("every", every, 1),
         ("workers", workers, 0),

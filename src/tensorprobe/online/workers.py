@@ -16,7 +16,7 @@ class Workers:
 
     def __init__(self, number: int, budget: int) -> None:
         self._budget = budget
-        self._under_way = 0
+        self._under_way = self._unfinished = 0
         self._changed = threading.Condition()
         self._jobs: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._threads = [
@@ -36,7 +36,13 @@ class Workers:
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way or self._under_way + nbytes <= self._budget)
             self._under_way += nbytes
+            self._unfinished += 1
         self._jobs.put((job, nbytes))
+
+    def settle(self) -> None:
+        """Wait until all that was put is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unfinished)
 
     def close(self) -> None:
         """Wait until all is done."""
@@ -56,4 +62,5 @@ class Workers:
                     del job, entry
                     with self._changed:
                         self._under_way -= nbytes
+                        self._unfinished -= 1
                         self._changed.notify_all()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from tensorprobe.judge.families import Family, family_of
 from tensorprobe.precheck.measuring import beyond_rounding, finite_part, measure
 from tensorprobe.precheck.standards import Evidence, rounds_once
 
@@ -19,8 +21,12 @@ def gather(
     own: Mapping[str, torch.Tensor],
     *,
     strict: bool = False,
+    sizes: Sequence[int] = (),
 ) -> dict[str, Evidence]:
-    """What is known of each slot of `hosts` (reference, result of the device), all on the host; `own` may lack some."""
+    """What is known of each slot of `hosts` (reference, result of the device), all on the host; `own` may lack some.
+
+    `sizes` are the numbers of elements of the inputs.
+    """
     figures = measure(
         list(hosts.values())
         + [(wide.to(result.dtype), result) for wide, result in hosts.values()]
@@ -43,8 +49,19 @@ def gather(
             if name in own and rounds_once(op, result.dtype)
             else None,
             strict=strict,
+            terms=count_terms(op, sizes, result.numel()),
         )
     return found
+
+
+def count_terms(op: str, sizes: Sequence[int], count: int) -> float:
+    """About how many terms are added up for each of `count` elements, as far as the sizes of the inputs tell."""
+    count = max(count, 1)
+    family = family_of(op)
+    if family & Family.PRODUCT and not family & Family.ROUNDED_ONCE:
+        largest, second = sorted((*sizes, 1, 1))[-1:-3:-1]
+        return max(1.0, math.sqrt(largest * second / count))
+    return max(1.0, max(sizes, default=1) / count)
 
 
 def few_values(wide: torch.Tensor) -> bool:

@@ -52,8 +52,8 @@ def save_failure(
     saved = _Saved(call, runs, settings, check)
     script = folder / f"{_file_name(call, folder)}.py"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(script.with_suffix(".safetensors"), save(dict(saved.tensors())))
-    _write(script, saved.script().encode())
+    write_whole(script.with_suffix(".safetensors"), save(dict(saved.tensors())))
+    write_whole(script, saved.script().encode())
     return script
 
 
@@ -86,13 +86,13 @@ class _Saved:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Inputs, gradients of outputs, and what the device made of them, as safetensors can hold them."""
         for name, tensor in self.runs.inputs.items():
-            yield name, _storable(tensor)
+            yield name, storable(tensor)
         for name, tensor in self.runs.given.items():
-            yield f"gradient.{name}", _storable(tensor)
+            yield f"gradient.{name}", storable(tensor)
         for name, tensor in self.runs.device.outputs.items():
-            yield f"device.{name}", _storable(on_host(tensor))
+            yield f"device.{name}", storable(on_host(tensor))
         for name, tensor in self.runs.gradients.items():
-            yield f"device.gradient.{name}", _storable(on_host(tensor))
+            yield f"device.gradient.{name}", storable(on_host(tensor))
 
     def script(self) -> str:
         model, runs = self.call.model, self.runs
@@ -168,7 +168,7 @@ def _largest(runs: Runs) -> int:
     return max((output.numel() for output in runs.device.outputs.values()), default=0)
 
 
-def _storable(tensor: torch.Tensor) -> torch.Tensor:
+def storable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or where it is not contiguous the memory it spans; complex numbers as their parts."""
     flat = tensor.detach() if tensor.is_contiguous() and not tensor.is_complex() else block(tensor)
     return torch.view_as_real(flat).flatten().clone() if flat.is_complex() else flat.clone()
@@ -187,7 +187,7 @@ def _file_name(call: StoredCall, folder: Path) -> str:
     return name
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """All of it or nothing."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_bytes(content)

@@ -51,7 +51,7 @@ class Replay:
             moved = copied(tensor, wide.get(tensor.dtype, tensor.dtype), place)
             differentiable = moved.is_floating_point() or moved.is_complex()
             self._leaves[name] = moved.requires_grad_(differentiable and name in grads)
-        mutates, written = _mutates(call, function)
+        mutates, written = changes(call, function)
         self.mutates = mutates
         # A leaf that requires a gradient cannot be changed in place; a copy of it can.
         working = {
@@ -136,7 +136,7 @@ def _demand_dense(outputs: Mapping[str, torch.Tensor]) -> None:
             raise CannotReplay(f"{name} is a quantized tensor")
 
 
-def _mutates(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
+def changes(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
     """Whether a call may change its arguments, and the slots whose version does not tell (as capture sees them)."""
     if isinstance(function, torch._ops.OpOverload):
         return bool(function._schema.is_mutable), ()

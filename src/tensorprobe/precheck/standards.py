@@ -7,6 +7,7 @@ bools are exact under every standard.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ class Evidence(NamedTuple):
     """For products in half precision: the greatest error beyond the rounding of the element, of the device and the CPU."""
     strict: bool = False
     """Whether numbers too small for the dtype's full precision count."""
+    terms: float = 1.0
+    """About how many terms are added up for one element."""
 
 
 class Opinion(NamedTuple):
@@ -65,10 +68,7 @@ class Standard(NamedTuple):
 
 def judge(standard: Standard, evidence: Evidence) -> Opinion:
     """The opinion of the standard: of all its limits the one that is nearest, or furthest exceeded."""
-    return max(
-        limits(standard, evidence),
-        key=lambda opinion: opinion.measured / opinion.allowed if opinion.allowed else _over(opinion),
-    )
+    return max(limits(standard, evidence), key=lambda opinion: (not opinion.passes, _over(opinion)))
 
 
 def limits(standard: Standard, evidence: Evidence) -> list[Opinion]:
@@ -86,7 +86,10 @@ def _noise(evidence: Evidence, figure: str) -> float:
 
 
 def _over(opinion: Opinion) -> float:
-    return float("inf") if opinion.measured > 0 else 0.0
+    """How many times what is allowed; where the reference is all zero both may be infinite, which says nothing."""
+    if not opinion.allowed:
+        return float("inf") if opinion.measured > 0 else 0.0
+    return opinion.measured / opinion.allowed if math.isfinite(opinion.allowed) else 0.0
 
 
 def _seed(evidence: Evidence) -> list[Opinion]:
@@ -137,6 +140,8 @@ ONCE, ONCE_FLOOR, MANY, ONCE_SHARE = 1.4, 0.3, 256, 1 / 16
 """The same for products in half precision that are rounded once, of at least so many elements; and for single elements."""
 ALONE_NORM, ALONE_MAX, ALONE_TREND, ALONE_WORSE = 4.0, 32.0, 1.0, 8.0
 """What is allowed where the CPU is under test: in units of rounding, and how many times its spread."""
+ALONE_TERMS = 8.0
+"""The root of how many terms may be added up one after the other before more is allowed."""
 
 
 def _noise_aware(evidence: Evidence) -> list[Opinion]:
@@ -151,7 +156,8 @@ def _noise_aware(evidence: Evidence) -> list[Opinion]:
     eps, tiny = torch.finfo(evidence.dtype).eps, torch.finfo(evidence.dtype).tiny
     tiny *= FLOOR_STEPS * eps if evidence.strict else 1.0
     if own is None:
-        norm = max(ALONE_NORM * eps, ALONE_WORSE * _noise(evidence, "relative_l2"), _relative(tiny, evidence))
+        many = max(1.0, math.sqrt(evidence.terms) / ALONE_TERMS)
+        norm = max(ALONE_NORM * eps * many, ALONE_WORSE * _noise(evidence, "relative_l2"), _relative(tiny, evidence))
         most = max(ALONE_MAX * eps * evidence.largest, 2 * ALONE_WORSE * _noise(evidence, "max_abs"), tiny)
         return [
             Opinion("relative_l2", dev["relative_l2"], norm),
