@@ -151,7 +151,9 @@ class OnlineWatch:
     @property
     def report(self) -> str:
         """The answer first, then the counts."""
-        return render_online(self.result, None if self.out is None else str(self.out))
+        result = self.result
+        folder = None if self._findings is None else self._findings.folder
+        return render_online(result, None if folder is None else str(folder))
 
 
 def online(model: Any = None, **settings: Any) -> OnlineWatch:
