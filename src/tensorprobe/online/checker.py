@@ -18,7 +18,7 @@ from tensorprobe.online.lifting import Arguments, CannotLift, demand_numbers, li
 from tensorprobe.online.policies import Measures
 from tensorprobe.online.reference import NoReference, below_autograd, no_autocast, outputs_of
 from tensorprobe.online.sampling import Sampler
-from tensorprobe.online.schema import RANDOM, OpPlan, plan_op
+from tensorprobe.online.schema import NO_OP, RANDOM, OpPlan, plan_op
 from tensorprobe.online.verdict import Case, Judged, decide
 from tensorprobe.online.workers import Workers
 
@@ -72,12 +72,15 @@ class Checker:
         if self.stop is not None:
             stop, self.stop = self.stop, None
             raise stop
-        self.seen += 1
         given = Arguments(args, kwargs)
+        self.seen += 1
         try:
             plan = self._plans.get(func)
             if plan is None:
                 plan = self._plans[func] = plan_op(func, self._libraries)
+            if plan.skip == NO_OP:
+                self.seen -= 1
+                return None
             opened = self._open(func, plan, given, place)
             if opened is None and self._chain is not None:
                 self._chain.pass_by(plan, given)

@@ -131,7 +131,8 @@ class Findings:
             self._write("online.json", _json(self.result), "wb")
 
     def found(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared | None) -> None:
-        self._steps[header.step] = None
+        if not case.plan.reads:  # the loss is often read when the step is over
+            self._steps[header.step] = None
         failing = [row for row in rows if not row.opinion.passes]
         if chained is not None:
             self._note_chain(case, header, order, rows, chained)

@@ -20,6 +20,7 @@ below_autograd: Any = private.need("_C._AutoDispatchBelowAutograd")
 no_autocast: Any = private.need("_C._DisableAutocast")
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 NO_KERNEL = "no kernel on the CPU"
 
 
@@ -44,6 +45,8 @@ def outputs_of(plan: OpPlan, given: Arguments, result: Any) -> Outputs:
     found: Outputs = {}
     if isinstance(result, torch.Tensor):
         found["output.0"] = result
+    elif type(result) in _NUMBERS:
+        found["output.0"] = torch.tensor(result, dtype=_NUMBERS[type(result)])
     elif isinstance(result, (list, tuple)):
         for at, each in enumerate(result):
             if isinstance(each, torch.Tensor):

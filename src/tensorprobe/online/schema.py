@@ -22,6 +22,9 @@ COLLECTIVE, QUESTION, STORAGE = (
 _STORAGE = frozenset(
     "set_ resize_ resize resize_as_ _resize_output_ set_data storage_resize_ detach alias lift lift_fresh".split()
 )
+_NUMBERS = frozenset(("number", "Scalar", "int", "float", "bool", "complex"))
+NO_OP = ""
+"""For what is not counted as an op at all."""
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 _STATISTICS = frozenset(("running_mean", "running_var"))
 
@@ -39,6 +42,8 @@ class OpPlan(NamedTuple):
     received: frozenset[At] = frozenset()
     gives_nothing: bool = False
     factory: bool = False
+    reads: bool = False
+    """Whether it only reads a number out of tensors, as `item` does."""
     dropout: At | None = None
     """The probability without which an op that its schema calls random is not."""
 
@@ -64,13 +69,18 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
             written.add(at)
         elif argument.name == "dropout_p" and torch.Tag.nondeterministic_seeded in func.tags:
             dropout = at
-    returns = any("Tensor" in str(value.type) for value in schema.returns)
     takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
-    plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not returns, not takes, dropout)
+    kinds = {str(value.type).removeprefix("Optional").strip("[]") for value in schema.returns}
+    returns, reads = any("Tensor" in kind for kind in kinds), takes and bool(kinds & _NUMBERS)
+    plan = OpPlan(
+        name, base, None, frozenset(written), frozenset(received), not (returns or reads), not takes, reads, dropout
+    )
     return plan._replace(skip=_reason(func, plan, namespace, libraries))
 
 
 def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) -> str | None:
+    if namespace == "profiler":
+        return NO_OP
     if plan.gives_nothing and not plan.written:
         return QUESTION
     if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None:

@@ -165,7 +165,8 @@ def _weigh(
         )
         if not case.alone and slot in own and own[slot].shape == wide.shape and precision != "own":
             mine[slot] = host_of(own[slot]) if dim is None else aligned(wide, host_of(own[slot]), dim)
-    evidence = gather(op, "forward", hosts, mine, sizes=[tensor.numel() for _, tensor in case.lifted.tensors()])
+    inputs = [tensor for _, tensor in lower(case.templates, case.lifted).tensors()]
+    evidence = gather(op, "forward", hosts, mine, inputs=inputs)
     asked = {slot: measures.of(case.call, op, slot, result.dtype, case.module) for slot, (_, result) in hosts.items()}
     opinions = {slot: _judge(asked[slot], each) for slot, each in evidence.items()}
     failing = [slot for slot, opinion in opinions.items() if not opinion.passes]

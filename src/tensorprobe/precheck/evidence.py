@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from tensorprobe.judge.families import Family, family_of
 from tensorprobe.precheck.measuring import beyond_rounding, finite_part, measure
 from tensorprobe.precheck.standards import Evidence, rounds_once
 
+_FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
 _LOOKED_AT, _FEW_VALUES = 1 << 16, 64
 
 
@@ -21,12 +22,13 @@ def gather(
     own: Mapping[str, torch.Tensor],
     *,
     strict: bool = False,
-    sizes: Sequence[int] = (),
+    inputs: Sequence[torch.Tensor] = (),
 ) -> dict[str, Evidence]:
     """What is known of each slot of `hosts` (reference, result of the device), all on the host; `own` may lack some.
 
-    `sizes` are the numbers of elements of the inputs.
+    `inputs` are those of the call, of which only sizes and dtypes are looked at.
     """
+    sizes, grain = [tensor.numel() for tensor in inputs], grain_of(inputs)
     figures = measure(
         list(hosts.values())
         + [(wide.to(result.dtype), result) for wide, result in hosts.values()]
@@ -50,6 +52,7 @@ def gather(
             else None,
             strict=strict,
             terms=count_terms(op, sizes, result.numel()),
+            grain=grain,
         )
     return found
 
@@ -57,11 +60,16 @@ def gather(
 def count_terms(op: str, sizes: Sequence[int], count: int) -> float:
     """About how many terms are added up for each of `count` elements, as far as the sizes of the inputs tell."""
     count = max(count, 1)
-    family = family_of(op)
+    family = family_of(op.replace("_backward", ""))
     if family & Family.PRODUCT and not family & Family.ROUNDED_ONCE:
         largest, second = sorted((*sizes, 1, 1))[-1:-3:-1]
         return max(1.0, math.sqrt(largest * second / count))
     return max(1.0, max(sizes, default=1) / count)
+
+
+def grain_of(inputs: Iterable[torch.Tensor]) -> float:
+    """The coarsest rounding among the floating inputs; 0 without any."""
+    return max((torch.finfo(each.dtype).eps for each in inputs if each.dtype in _FLOATING), default=0.0)
 
 
 def few_values(wide: torch.Tensor) -> bool:

@@ -248,9 +248,9 @@ class Runs:
             for name, (wide, _) in hosts.items()
             if not self.alone and name in own and own[name].shape == wide.shape
         }
-        sizes = [tensor.numel() for tensor in (*self.inputs.values(), *self.given.values())]
+        inputs = [*self.inputs.values(), *self.given.values()]
         strict = self._conditions.variant == STRICT
-        return gather(self._call.op, direction, hosts, mine, strict=strict, sizes=sizes)
+        return gather(self._call.op, direction, hosts, mine, strict=strict, inputs=inputs)
 
     def _spread(self, direction: Direction, reference: Tensors, own: Tensors, wide: Tensors) -> dict[str, Figures]:
         """How far the results move with the last bits of the inputs."""

@@ -42,6 +42,8 @@ class Evidence(NamedTuple):
     """Whether numbers too small for the dtype's full precision count."""
     terms: float = 1.0
     """About how many terms are added up for one element."""
+    grain: float = 0.0
+    """The rounding of the narrowest input, where the CPU is under test: it may compute in that dtype inside."""
 
 
 class Opinion(NamedTuple):
@@ -140,7 +142,7 @@ ONCE, ONCE_FLOOR, MANY, ONCE_SHARE = 1.4, 0.3, 256, 1 / 16
 """The same for products in half precision that are rounded once, of at least so many elements; and for single elements."""
 ALONE_NORM, ALONE_MAX, ALONE_TREND, ALONE_WORSE = 4.0, 32.0, 1.0, 8.0
 """What is allowed where the CPU is under test: in units of rounding, and how many times its spread."""
-ALONE_TERMS = 8.0
+ALONE_TERMS = 4.0
 """The root of how many terms may be added up one after the other before more is allowed."""
 
 
@@ -156,6 +158,7 @@ def _noise_aware(evidence: Evidence) -> list[Opinion]:
     eps, tiny = torch.finfo(evidence.dtype).eps, torch.finfo(evidence.dtype).tiny
     tiny *= FLOOR_STEPS * eps if evidence.strict else 1.0
     if own is None:
+        eps = max(eps, evidence.grain)
         many = max(1.0, math.sqrt(evidence.terms) / ALONE_TERMS)
         norm = max(ALONE_NORM * eps * many, ALONE_WORSE * _noise(evidence, "relative_l2"), _relative(tiny, evidence))
         most = max(ALONE_MAX * eps * evidence.largest, 2 * ALONE_WORSE * _noise(evidence, "max_abs"), tiny)
