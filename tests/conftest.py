@@ -5,10 +5,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# For this process and those that tests start, before any of them loads torch. Modules are compiled once, not in each of the
+# processes; workers that share the cores take no second thread, which spins while it waits for one of them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -19,8 +27,11 @@ import torch.utils.data.dataloader as dataloader
 from torch import nn
 
 from tensorprobe.capture import active_probe
+from tensorprobe.record import recorder, writer
 
 _FD_SLACK = 3
+# So much memory of a ring is touched before it is needed, that training may not wait for it: 48 MB for each capture of a test.
+writer._WARM_BYTES = writer._AHEAD_BYTES = recorder._AHEAD_BYTES = 1 << 20
 
 
 def _patchable() -> dict[str, Any]:
@@ -76,6 +87,14 @@ def nothing_is_left_installed() -> Iterator[None]:
     if _open_fds() > before + _FD_SLACK:
         gc.collect()
         assert _open_fds() <= before + _FD_SLACK
+
+
+@pytest.fixture
+def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python processes that the test starts begin with torch in memory; `monkeypatch.undo()` gives them a start of their own."""
+    from tests import warm  # scripts that import this file have no such path
+
+    monkeypatch.setattr(subprocess, "Popen", warm.Popen)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,8 @@
 """The documentation is held to the program.
 
 In README.md and docs/guide.md every ```python block is run as a script of its own, and every `$ ` line of a ```console
-block by bash, in the order of the page, in one folder with a copy of examples/. Each must exit with 0, or with the code
+block by bash, or without it where bash would only split it into words, in the order of the page, in one folder with a copy
+of examples/. Each must exit with 0, or with the code
 that a comment `# exit code 1` behind the command says. The output that is shown must be there, line for line and in its
 order; a line `…` stands for any number of lines. Numbers may differ, words may not; the folder is called
 /home/you/tensorprobe. A ```toml or ```text block that begins with `# name.suffix` is written to that file. Blocks in another
@@ -13,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from tensorprobe.judge import POLICIES
 from tensorprobe.model.comparison import COLUMNS, STATUSES
 from tensorprobe.model.measured import JUDGED
 from tensorprobe.settings import SETTINGS_HELP
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "docs/guide.md"]
@@ -33,6 +36,7 @@ TIME_LIMIT_S = 300
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?[0-9][0-9,.e+-]*")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SHELL = re.compile(r"[|&;<>$`*?(]|\\$|^\w+=")
 EXIT_CODE = re.compile(r"  # exit code ([0-9]+)$")
 FILE_NAME = re.compile(r"# (\w+\.\w+)\n")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -88,15 +92,7 @@ def run_in(folder: Path, command: list[str], *, exit_code: int = 0) -> str:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "",
     }
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIME_LIMIT_S,
-    )
+    done = warm.run(command, cwd=folder, env=environment, stderr=subprocess.STDOUT, timeout_s=TIME_LIMIT_S)
     assert done.returncode == exit_code, f"exit code {done.returncode}: {command[-1]}\n{done.stdout}"
     return done.stdout.replace(str(folder), HOME)
 
@@ -114,7 +110,8 @@ def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None
         elif language == "console":
             for command, shown in split_console(text):
                 commands += 1
-                printed = run_in(tmp_path, ["bash", "-c", command], exit_code=expected_exit(command)).splitlines()
+                words = ["bash", "-c", command] if SHELL.search(command) else shlex.split(command, comments=True)
+                printed = run_in(tmp_path, words, exit_code=expected_exit(command)).splitlines()
                 missing = find_missing(shown, printed)
                 assert missing is None, f"$ {command}\nshould print: {missing}\nprints:\n" + "\n".join(printed)
         elif language in ("toml", "text") and (name := FILE_NAME.match(text)):
@@ -190,13 +187,10 @@ def test_every_option_of_every_command_is_in_the_docs_and_no_other() -> None:
     for command, section in sections.items():
         table = "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
         code = "from tensorprobe.cli.main import main; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *command.split(), "--help"],
-            env={**os.environ, "TYPER_USE_RICH": "0"},
-            capture_output=True,
-            text=True,
-            check=True,
+        done = warm.run(
+            [sys.executable, "-c", code, *command.split(), "--help"], env={**os.environ, "TYPER_USE_RICH": "0"}
         )
+        assert done.returncode == 0, done.stderr
         listed = re.findall(r"^  (-.*?)(?:  |$)", done.stdout, re.MULTILINE)
         offered = {flag for flags in listed for flag in OPTION.findall(flags)} - {"--help"}
         assert set(OPTION.findall(table)) == offered, command

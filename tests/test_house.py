@@ -6,6 +6,7 @@ The rules are functions from a source tree to a list of complaints, so that each
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -66,6 +67,7 @@ PUBLIC_NAMES = [
     "compare",
     "online",
     "open_run",
+    "overflow",
     "precheck",
     "seed_all",
 ]
@@ -75,7 +77,10 @@ def python_files(source: Path) -> Iterator[tuple[str, Path, ast.Module]]:
     """Each file with its room and its syntax tree."""
     for path in sorted(source.rglob("*.py")):
         inside = path.relative_to(source)
-        yield inside.parts[0].removesuffix(".py"), path, ast.parse(path.read_text(encoding="utf-8"))
+        yield inside.parts[0].removesuffix(".py"), path, _parse(path.read_text(encoding="utf-8"))
+
+
+_parse = functools.cache(ast.parse)
 
 
 def imported_modules(path: Path, tree: ast.Module, source: Path) -> Iterator[str]:

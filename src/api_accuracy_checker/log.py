@@ -1,20 +1,11 @@
-"""What the package tells its user while it works: on stderr, unless the program has set up logging itself."""
+"""What the package tells its user while it works."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
+
+from tensorprobe.report.speaking import speak_through
 
 logger = logging.getLogger("api_accuracy_checker")
-
-
-def speak() -> None:
-    """Show messages from INFO on, with time and process, if nobody has decided otherwise."""
-    if logger.handlers or logger.level or logging.getLogger().handlers:
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s (%(process)d) - [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S")
-    )
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+speak = partial(speak_through, logger)

@@ -12,8 +12,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,15 @@ import torch
 from ptdbg_ascend.log import logger
 from tensorprobe.capture import Probe
 from tensorprobe.capture.alone import Alone, Gradients
+from tensorprobe.capture.kernels import dump_kernels
 from tensorprobe.capture.place import main_device
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.model import Coverage
+from tensorprobe.model import Call, Coverage
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.call_name import underscored
+from tensorprobe.precheck.arguments import Rebuilding, rebuild_call
+from tensorprobe.precheck.functions import find_function
+from tensorprobe.precheck.replay import stays_on_host
 from tensorprobe.record.layouts.forms import AclForm
 
 _MODES = {"output": ("output",), "input": ("input",), "all": ("input", "output")}
@@ -124,6 +129,15 @@ def device_is_npu(model: Any) -> bool:
     return present and main_device(model).partition(":")[0] == "npu"
 
 
+def warn_of_queue() -> None:
+    """Say what hinders a dump by torch_npu."""
+    if os.environ.get("TASK_QUEUE_ENABLE") != "0":
+        logger.warning(
+            "TASK_QUEUE_ENABLE is not 0: kernels run later than they are called, and the dump may miss them or hold "
+            "others. Before the program: export TASK_QUEUE_ENABLE=0"
+        )
+
+
 class AclDump:
     """One dump of one call, from "ON" to "OFF". `out` is where its files are; `is_foreign`: torch_npu writes them."""
 
@@ -144,7 +158,7 @@ class AclDump:
             self.out = self._config.dump_path
             self._probe = self._bracket(model, rank)
         else:
-            self.out = self._new_folder(model, rank)
+            self.out = _new_folder(self._config, main_device(model), rank)
             self._probe = self._record(model, rank)
 
     def start(self) -> AclDump:
@@ -184,11 +198,7 @@ class AclDump:
 
     def _bracket(self, model: Any, rank: int) -> Probe:
         """torch_npu switched on around the call; our own record of it, which nobody asked for, goes to a scratch folder."""
-        if os.environ.get("TASK_QUEUE_ENABLE") != "0":
-            logger.warning(
-                "TASK_QUEUE_ENABLE is not 0: kernels run later than they are called, and the dump may miss them or hold "
-                "others. Before the program: export TASK_QUEUE_ENABLE=0"
-            )
+        warn_of_queue()
         self._scratch = tempfile.TemporaryDirectory(prefix="tensorprobe-")
         return Probe(
             Path(self._scratch.name, "run"),
@@ -199,22 +209,13 @@ class AclDump:
             stacks=False,
             in_process=True,
             alone=Alone(
-                self._name, gradients=self._gradients, enter=self._enter, leave=self._leave, warn=logger.warning
+                self._name,
+                gradients=self._gradients,
+                enter=partial(_begin_foreign, self._config),
+                leave=_end_foreign,
+                warn=logger.warning,
             ),
         )
-
-    def _enter(self) -> None:
-        import torch_npu
-
-        torch_npu.npu.init_dump()
-        torch_npu.npu.set_dump(str(self._config.file))
-        _synchronize()
-
-    def _leave(self) -> None:
-        import torch_npu
-
-        _synchronize()
-        torch_npu.npu.finalize_dump()
 
     def _gradients(self) -> Gradients | None:
         self._gradients_used = bool(self._paths)
@@ -234,22 +235,68 @@ class AclDump:
                 underscored(self._name),
             )
 
-    def _new_folder(self, model: Any, rank: int) -> Path:
-        """A folder that is not there yet: a second dump in the same second is not mixed with the first."""
-        _, _, index = main_device(model).partition(":")
-        moment = datetime.now()
-        while True:
-            folder = self._config.dump_path / f"{moment:%Y%m%d%H%M%S}" / (index or str(rank)) / _MODEL_ID
-            try:
-                folder.mkdir(parents=True)  # whoever makes it owns it
-            except FileExistsError:
-                moment += timedelta(seconds=1)
-            else:
-                return folder
-
     def _clean(self) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
+
+
+def dump_again(
+    call: Call, inputs: Mapping[str, torch.Tensor], config: DumpConfig, *, device: str, rank: int, on_npu: bool
+) -> Path:
+    """Run a forward call once more, on these copies of its inputs, and dump its kernels; where they are.
+
+    To be called where the call itself was made: autocast is on or off as it was. Random states stay as they are.
+    CannotReplay when it cannot be run alone; what the call itself raises is passed on.
+    """
+    function = find_function(call.op)
+    tensors = {name: held.to("cpu" if stays_on_host(call, name) else device) for name, held in inputs.items()}
+    args, kwargs = rebuild_call(call, Rebuilding(tensors, device, {}))
+
+    def run() -> None:
+        kind, _, index = device.partition(":")
+        with torch.no_grad(), torch.random.fork_rng([int(index or 0)] if kind != "cpu" else [], device_type=kind):
+            function(*args, **kwargs)
+
+    if not on_npu:
+        folder = _new_folder(config, device, rank)
+        dump_kernels(run, folder, sides=_MODES[config.dump_mode], rank=rank)
+        return folder
+    _begin_foreign(config)
+    try:
+        run()
+    finally:
+        _end_foreign()
+    return config.dump_path
+
+
+def _new_folder(config: DumpConfig, device: str, rank: int) -> Path:
+    """A folder that is not there yet: a second dump in the same second is not mixed with the first."""
+    _, _, index = device.partition(":")
+    moment = datetime.now()
+    while True:
+        folder = config.dump_path / f"{moment:%Y%m%d%H%M%S}" / (index or str(rank)) / _MODEL_ID
+        try:
+            folder.mkdir(parents=True)  # whoever makes it owns it
+        except FileExistsError:
+            moment += timedelta(seconds=1)
+        else:
+            return folder
+
+
+def _begin_foreign(config: DumpConfig) -> None:
+    """torch_npu dumps from here on."""
+    import torch_npu
+
+    torch_npu.npu.init_dump()
+    torch_npu.npu.set_dump(str(config.file))
+    _synchronize()
+
+
+def _end_foreign() -> None:
+    import torch_npu
+
+    _synchronize()
+    torch_npu.npu.finalize_dump()
 
 
 def _synchronize() -> None:

@@ -11,13 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ptdbg_ascend.arguments import Wish, check_stack_mode, demand_output, demand_path
-from ptdbg_ascend.comparing import Compared, Written
-from ptdbg_ascend.log import logger, speak
+from ptdbg_ascend.arguments import check_stack_mode
+from ptdbg_ascend.log import speak
+from ptdbg_ascend.table import FORM
+from tensorprobe.engine.older.arguments import Wish, demand_bool, demand_output, demand_path
+from tensorprobe.engine.older.compared import Compared, demand_same_ranks
 from tensorprobe.engine.settings import CompareSettings
-from tensorprobe.errors import CannotCompare, SettingsError
+from tensorprobe.errors import SettingsError
 from tensorprobe.record import open_run
-from tensorprobe.record.run import ranges
 from tensorprobe.report.inspect import plain
 
 _RANK = re.compile("rank(0|[1-9][0-9]{0,17})")
@@ -42,9 +43,9 @@ def compare_distributed(
     The keywords are those of `compare`. `jobs` ranks are compared at once, by default as many as there are processors.
     """
     speak()
+    demand_bool("shape_flag", shape_flag)
     wish = Wish(
         output=demand_output(output_path),
-        shape_flag=shape_flag,
         stack_mode=stack_mode,
         auto_analyze=auto_analyze,
         suffix=suffix,
@@ -52,18 +53,18 @@ def compare_distributed(
         print_log=is_print_compare_log,
     )
     npu_files, bench_files = _find_ranks("npu_dump_dir", npu_dump_dir), _find_ranks("bench_dump_dir", bench_dump_dir)
-    _demand_same_ranks((npu_dump_dir, bench_dump_dir), (list(npu_files), list(bench_files)))
+    demand_same_ranks((npu_dump_dir, bench_dump_dir), (list(npu_files), list(bench_files)))
     check_stack_mode(zip(npu_files.values(), bench_files.values(), strict=True), stack_mode)
     npu, bench = open_run(Path(npu_dump_dir)), open_run(Path(bench_dump_dir))
     at_once = min(CompareSettings().threads_for(1), len(npu_files)) if jobs is None else jobs
-    compared = Compared.of(npu, bench, wish, jobs=at_once)
+    compared = Compared.of(npu, bench, wish, FORM, jobs=at_once)
     written = [
         compared.write((npu.segments(rank=rank)[0], bench.segments(rank=rank)[0]), f"rank{rank}-rank{rank}")
         for rank in npu_files
     ]
-    _log_ranks(written)
+    compared.log_ranks(written)
     compared.log_answer()
-    return [done.csv for done in written]
+    return [done.path for done in written]
 
 
 def _find_ranks(name: str, path: Any) -> dict[int, Path]:
@@ -105,41 +106,6 @@ def _only_pkl(folder: Path) -> Path:
     raise SettingsError(
         f"'{plain(folder)}' holds {len(files)} pkl files: {_few([file.name for file in files])}. Which of them is meant?\n"
         "  Move the others away, or compare this rank by itself: compare({'npu_pkl_path': …, 'bench_pkl_path': …}, …)"
-    )
-
-
-def _demand_same_ranks(folders: tuple[Any, Any], ranks: tuple[list[int], list[int]]) -> None:
-    if ranks[0] == ranks[1]:
-        return
-    held = [
-        f"{who} '{plain(folder)}' has {len(numbers)} (rank {ranges(numbers)})"
-        for who, folder, numbers in zip(("NPU", "bench"), folders, ranks, strict=True)
-    ]
-    only = [
-        f"only in the {who} dump: rank {ranges(sorted(set(mine) - set(other)))}"
-        for who, mine, other in (("NPU", *ranks), ("bench", *ranks[::-1]))
-        if set(mine) - set(other)
-    ]
-    raise CannotCompare(
-        f"the dumps are not of the same ranks: {'; '.join(held)}; {'; '.join(only)}.\n"
-        "  Dump both with the same number of processes, or compare single ranks with compare."
-    )
-
-
-def _log_ranks(written: list[Written]) -> None:
-    """Which ranks fail, the one with the earliest line first."""
-    failing = sorted((done.analysis.first["No"][0], at, done) for at, done in enumerate(written) if done.analysis.fails)
-    if not failing:
-        logger.info("no rank of %d has a row that is 'No'", len(written))
-        return
-    shown = [f"{done.title} (line {line}: {plain(done.analysis.first['No'][1])})" for line, _, done in failing[:_SHOWN]]
-    more = f" and {len(failing) - _SHOWN} more" if len(failing) > _SHOWN else ""
-    logger.warning(
-        "%d of %d ranks have rows that are 'No', the earliest first: %s%s",
-        len(failing),
-        len(written),
-        ", ".join(shown),
-        more,
     )
 
 

@@ -1,7 +1,8 @@
 """`set_dump_path`, `register_hook`, `set_dump_switch`, `set_backward_input`: when and where a program is dumped.
 
 The older tool kept these in the process, and so do we: one target, one model, one switch. Each "ON" begins a new dump in
-the target and replaces what is there; numbers of calls start from 0 with it.
+the target and replaces what is there; numbers of calls start from 0 with it. `set_overflow_check_switch` is the switch of
+an overflow check, which is on from its `register_hook` on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 
 from ptdbg_ascend import acl
 from ptdbg_ascend.log import logger, speak
+from ptdbg_ascend.overflow import Order as OverflowOrder
+from ptdbg_ascend.overflow import OverflowCheck, read_count
 from ptdbg_ascend.scope import read_apis, read_names, warn_of_unknown
 from tensorprobe.capture import Probe, active_probe
 from tensorprobe.capture.place import find_rank_of
@@ -43,18 +46,7 @@ def acc_cmp_dump(*_: Any, **__: Any) -> None:
 
 
 def overflow_check(*_: Any, **__: Any) -> None:
-    """For `register_hook(model, overflow_check)`, which this version refuses. Not meant to be called."""
-
-
-def set_overflow_check_switch(switch: str, filter_switch: str = "ON") -> None:
-    """Overflow detection is not part of this version: SettingsError."""
-    raise SettingsError(_NO_OVERFLOW)
-
-
-_NO_OVERFLOW = (
-    "overflow detection (overflow_check, set_overflow_check_switch) is not part of this version.\n"
-    "  Record the step with set_dump_switch('ON') instead: a NaN or infinity shows in max and min of its lines."
-)
+    """For `register_hook(model, overflow_check)`: says that overflows are looked for. Not meant to be called."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +78,9 @@ class _State:
     target: Target | None = None
     waiting: Order | None = None
     probe: Probe | acl.AclDump | None = None
+    overflow: OverflowCheck | None = None
+    overflow_switch: tuple[str, str] = ("ON", "ON")
+    """As set by `set_overflow_check_switch`: the switch and the filter."""
     gradients: list[Path] = field(default_factory=list)
 
 
@@ -113,23 +108,23 @@ def set_dump_path(fpath: str | os.PathLike[str] | None = None, dump_tag: str = "
 
 
 def register_hook(model: torch.nn.Module, hook: Callable[..., Any], **options: Any) -> None:
-    """Say which model is dumped, and make the folder of its rank.
+    """Say which model is dumped, or looked through for overflows, and make the folder of its rank.
 
-    Options: `rank`; `dump_mode="acl"` with `dump_config`, the path of a dump.json; `dump_step`, a number for the pkl.
+    Options: `rank`; `dump_mode="acl"` with `dump_config`, the path of a dump.json; `dump_step`, a number for the pkl;
+    `overflow_nums`, with which overflow the training ends.
     """
     speak()
     for key in options:
         if key not in _OPTIONS:
             raise UnknownSetting(f"register_hook has no argument {key!r}.{did_you_mean(key, _OPTIONS)}")
-    if hook is overflow_check:
-        raise SettingsError(_NO_OVERFLOW)
-    if hook is not acc_cmp_dump:
-        raise SettingsError(f"register_hook takes acc_cmp_dump as its second argument; got {hook!r}.")
+    if hook not in (acc_cmp_dump, overflow_check):
+        raise SettingsError(f"register_hook takes acc_cmp_dump or overflow_check as its second argument; got {hook!r}.")
     if not hasattr(model, "named_modules"):
         raise SettingsError(f"register_hook takes a torch.nn.Module as its first argument; got {type(model).__name__}.")
     if _state.probe is not None:
         logger.warning('register_hook while the dump is on: it ends here. Call set_dump_switch("ON") again.')
         _end()
+    most = read_count(options.get("overflow_nums", 1)) if hook is overflow_check else 0
     rank = options.get("rank")
     if rank is None:
         rank = find_rank_of(model)
@@ -140,9 +135,12 @@ def register_hook(model: torch.nn.Module, hook: Callable[..., Any], **options: A
         raise SettingsError(f"dump_mode is {dump_mode!r}; register_hook takes 'api' or 'acl'.")
     if dump_mode == "acl" and config is None:
         raise SettingsError("dump_mode='acl' needs dump_config='dump.json', the path of its settings.")
-    if config is not None:
-        acl.read_dump_config(config)
+    settings = None if config is None else acl.read_dump_config(config)
+    _end_overflow()
     path = _state.path
+    if hook is overflow_check:
+        _register_overflow(model, rank, most, settings if dump_mode == "acl" else None)
+        return
     if path is None:
         path = Path("anonymous.pkl").absolute()
         logger.warning(
@@ -186,6 +184,19 @@ def set_dump_switch(
     _begin(_state.target, order)
 
 
+def set_overflow_check_switch(switch: str, filter_switch: str = "ON") -> None:
+    """Look for overflows ("ON") or not ("OFF"). `filter_switch="OFF"`: the dump of an overflow has its scalars, too."""
+    speak()
+    for name, given in (("switch", switch), ("filter_switch", filter_switch)):
+        if given not in ("ON", "OFF"):
+            raise SettingsError(f'{name} of set_overflow_check_switch is {given!r}; it must be "ON" or "OFF".')
+    _state.overflow_switch = (switch, filter_switch)
+    if _state.overflow is None:
+        logger.warning("set_overflow_check_switch before register_hook(model, overflow_check): it is heeded then.")
+    else:
+        _switch_overflow(_state.overflow)
+
+
 def set_backward_input(backward_input: Sequence[str | os.PathLike[str]]) -> None:
     """The gradients, as .npy files, for the backward of the one API that `mode="acl"` dumps."""
     speak()
@@ -197,6 +208,35 @@ def set_backward_input(backward_input: Sequence[str | os.PathLike[str]]) -> None
             raise SettingsError(f"set_backward_input: no file '{path}'.")
     acl.load_gradients(paths)  # what cannot be read is refused now, not in the middle of training
     _state.gradients[:] = [path.absolute() for path in paths]
+
+
+def _register_overflow(model: torch.nn.Module, rank: int, most: int, config: acl.DumpConfig | None) -> None:
+    """Begin the overflow check, unless it was switched off before. It needs no name of a file, only a folder."""
+    home = Path.cwd() if _state.path is None else _state.path.parent
+    folder = home / f"{_state.tag}_v{VERSION}" / f"rank{rank}"
+    folder.mkdir(parents=True, exist_ok=True)
+    check = OverflowCheck(OverflowOrder(model, folder, rank, most, config))
+    _switch_overflow(check)
+    _state.overflow = check
+    logger.info("register_hook: rank %d of '%s'; the training ends with overflow %d.", rank, folder, most)
+
+
+def _switch_overflow(check: OverflowCheck) -> None:
+    switch, filter_switch = _state.overflow_switch
+    if switch == "OFF":
+        check.stop()
+        return
+    if _state.probe is not None:
+        raise SettingsError('an overflow check cannot run while a dump is on. Call set_dump_switch("OFF") first.')
+    check.start(everything=filter_switch == "OFF")
+
+
+def _end_overflow() -> None:
+    check, _state.overflow = _state.overflow, None
+    if check is not None:
+        _state.overflow_switch = ("ON", "ON")  # it was for this check
+        check.stop()
+        logger.info("The overflow check has ended; overflows: %d.", check.count)
 
 
 def _check(mode: Any, scope: Any, api_list: Any, filter_switch: Any, dump_mode: Any) -> Order:
@@ -233,6 +273,10 @@ def _begin(target: Target, order: Order) -> None:
     if _state.probe is not None:
         logger.warning('set_dump_switch("ON") while the dump is on: it begins anew.')
         _end()
+    if _state.overflow is not None and _state.overflow.watching:
+        raise SettingsError(
+            'the overflow check is on. Call set_overflow_check_switch("OFF") before set_dump_switch("ON").'
+        )
     running = active_probe()
     if running is not None:
         raise SettingsError(f"a recording into '{running.out}' is running in this process. Stop it first.")
@@ -285,4 +329,5 @@ def _end() -> None:
             logger.warning("Not in the dump: %d tensors: %s", count, reason)
 
 
+atexit.register(_end_overflow)
 atexit.register(_end)  # a program that ends without "OFF" is told the same of its dump

@@ -5,6 +5,7 @@
     result = tensorprobe.compare("runs/a", "runs/b")                  find where two of them part
     result = tensorprobe.precheck("runs/a", device="npu")             check each of its calls alone
     with tensorprobe.online(model, out="runs/online") as watch: ...   compare every ATen call with the CPU, while it runs
+    with tensorprobe.overflow(model, out="runs/ovf") as watch: ...    find where inf and nan are born
     tensorprobe.seed_all(1234)                                        fix every source of randomness
 
 Names are loaded when they are first used: importing this package imports neither torch nor numpy.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tensorprobe.engine import Result, compare
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
     from tensorprobe.online import online
+    from tensorprobe.overflow import overflow
     from tensorprobe.precheck import PrecheckResult, precheck
     from tensorprobe.record import Run, open_run
 
@@ -37,6 +39,7 @@ _HOMES = {
     "compare": "tensorprobe.engine",
     "online": "tensorprobe.online",
     "open_run": "tensorprobe.record",
+    "overflow": "tensorprobe.overflow",
     "precheck": "tensorprobe.precheck",
     "seed_all": "tensorprobe.capture",
 }
@@ -57,6 +60,7 @@ __all__ = [
     "compare",
     "online",
     "open_run",
+    "overflow",
     "precheck",
     "seed_all",
 ]

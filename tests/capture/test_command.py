@@ -36,7 +36,8 @@ def write_training(folder: Path, end: str = "") -> Path:
 def test_script_is_recorded_without_being_edited(tmp_path: Path) -> None:
     script = write_training(tmp_path)
     plain = run_python([script, "--flag"], tmp_path)
-    done = run_tool(["capture", "-o", "run 一", "--level", "mix", "--", sys.executable, script, "--flag"], tmp_path)
+    command = ["capture", "-o", "run 一", "--level", "mix", "--", sys.executable, script, "--flag"]
+    done = run_tool(command, tmp_path, cold=True)
     assert done.stdout == plain.stdout
     assert "tensorprobe inspect 'run 一'" in done.stderr
     run = tensorprobe.open_run(tmp_path / "run 一")
@@ -133,9 +134,16 @@ def test_script_with_a_capture_of_its_own_keeps_it(tmp_path: Path) -> None:
 def test_sitecustomize_of_the_user_still_runs(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     write_script(tmp_path / "site", "import sys; sys.users_own = 'was here'", name="sitecustomize.py")
-    script = write_training(tmp_path, end="print(sys.users_own, sys.modules['sitecustomize'].__file__)")
+    script = write_script(
+        tmp_path,
+        """
+        import sys, torch
+        torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        print(sys.users_own, sys.modules['sitecustomize'].__file__)
+        """,
+    )
     paths = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
-    done = run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path, PYTHONPATH=paths)
+    done = run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path, cold=True, PYTHONPATH=paths)
     assert "was here" in done.stdout
     assert str(tmp_path / "site") in done.stdout
     assert tensorprobe.open_run(tmp_path / "run").closed
@@ -161,7 +169,7 @@ def test_workers_of_a_data_loader_record_nothing(tmp_path: Path) -> None:
         if __name__ == "__main__":
             model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for batch in DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context="spawn"):
+            for batch in DataLoader(Data(), batch_size=2, num_workers=1, multiprocessing_context="spawn"):
                 model(batch).sum().backward()
                 optimizer.step()
             print("done")

@@ -176,9 +176,8 @@ def test_only_the_asked_rank_is_recorded(trained: Path) -> None:
 
 def test_command_records_what_torchrun_starts(tmp_path: Path) -> None:
     options = ["--steps", "1", "--layers", "1", "--width", "8"]
-    done = run_tool(
-        ["capture", "-o", "run", "--mode", "summary", "--", sys.executable, *LAUNCH, EXAMPLE, *options], tmp_path
-    )
+    command = ["capture", "-o", "run", "--mode", "summary", "--", sys.executable, *LAUNCH, EXAMPLE, *options]
+    done = run_tool(command, tmp_path)
     assert len(re.findall(r"rank \d step 0", done.stdout)) == 2
     run = tensorprobe.open_run(tmp_path / "run")
     assert run.closed

@@ -19,6 +19,7 @@ import tensorprobe
 from capture.scripts import TIME_LIMIT_S, environment, run_python, write_script
 from capture.tiny import names, record, the_call
 from tensorprobe.errors import CaptureIncomplete
+from tests import warm
 
 VICTIM = """
     import sys, torch, tensorprobe
@@ -51,7 +52,7 @@ def test_run_of_a_killed_process_holds_every_call_that_was_complete(
     moment: int, in_steps: bool, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     script = write_script(tmp_path, VICTIM)
-    victim = subprocess.Popen(
+    victim = warm.Popen(
         [sys.executable, str(script), str(tmp_path / "run"), "steps" if in_steps else "one", repr(settings)],
         stdout=subprocess.PIPE,
         env=environment(),

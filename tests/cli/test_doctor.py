@@ -13,6 +13,7 @@ import torch
 from tensorprobe.numerics.native import SWITCH, describe
 from tensorprobe.version import VERSION
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 PROGRAM = "from tensorprobe.cli.main import main; main()"
 
 
@@ -26,7 +27,8 @@ def run_doctor(*arguments: str, code: str = PROGRAM, **variables: str) -> subpro
     )
 
 
-def test_doctor_tells_versions_devices_kernel_and_extras() -> None:
+def test_doctor_tells_versions_devices_kernel_and_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     done = run_doctor()
     assert (done.returncode, done.stderr) == (0, "")
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}

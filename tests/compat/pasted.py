@@ -109,7 +109,8 @@ def pasted(tmp_path_factory: pytest.TempPathFactory) -> Pasted:
         folder = tmp_path_factory.mktemp(f"{name}-{place}")
         (folder / "dump.json").write_text(guide.DUMP_JSON.replace("/home/HwHiAiUser/dump", "."))
         fault = json.dumps(FAULT) if name == "faulty" else None
-        done = run_on(place.device, write_program(folder, SCRIPTS[name]), place.net, fault=fault, code=None)
+        script = write_program(folder, SCRIPTS[name])
+        done = run_on(place.device, script, place.net, fault=fault, code=None, cold=fault is not None)
         return Ran(folder, done.returncode, done.stdout, done.stderr)
 
     def checked(name: str, place: Place) -> Ran:

@@ -22,11 +22,11 @@ def write_program(folder: Path, script: str, name: str = "train.py") -> Path:
 
 
 def run_on(
-    device: str, script: Path, *arguments: str, fault: str | None = None, code: int | None = 0
+    device: str, script: Path, *arguments: str, fault: str | None = None, code: int | None = 0, cold: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, which finds the device as its first argument; on npu inside the simulated device, with a fault if asked."""
     if device == "cpu":
-        return run_python([script.name, device, *arguments], script.parent, code=code)
+        return run_python([script.name, device, *arguments], script.parent, code=code, cold=cold)
     faults = [] if fault is None else ["--fault", fault]
     command: list[str | Path] = ["sim", "--torch-npu", *faults, "--", sys.executable, script.name, device, *arguments]
-    return run_tool(command, script.parent, code=code)
+    return run_tool(command, script.parent, code=code, cold=cold)

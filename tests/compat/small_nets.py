@@ -108,7 +108,7 @@ class Trainer:
 
     def batch(self) -> tuple[Tensor, Tensor]:
         if isinstance(self.net, ConvNet):
-            inputs = torch.randn(2, 6, 6, 3, generator=self.random)
+            inputs = torch.randn(2, 4, 4, 3, generator=self.random)
             return inputs.to(self.device), torch.randint(WORDS, (2,), generator=self.random).to(self.device)
         text = torch.randint(WORDS, (2, 6), generator=self.random).to(self.device)
         return text[:, :-1], text[:, 1:]

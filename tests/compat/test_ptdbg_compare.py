@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptdbg_ascend import result_file
 from ptdbg_ascend.comparing import compare
 from ptdbg_ascend.table import COLUMNS
+from tensorprobe.engine.older import result_file
 from tensorprobe.errors import CannotCompare, NothingPaired
 from tests import made_runs
 from tests.compat.handmade import stack, tensor, write_rank
@@ -334,7 +334,7 @@ def test_a_failure_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch)
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ptdbg_ascend.comparing.write_csv", full)
+    monkeypatch.setattr("tensorprobe.engine.older.compared.write_csv", full)
     with pytest.raises(OSError, match="No space"):
         compare(dumps(tensors(), tensors()), "output")
     assert [*Path("output").iterdir()] == []

@@ -77,6 +77,7 @@ def test_a_dump_that_cannot_begin_lets_go_of_its_file() -> None:
     ptdbg.set_dump_switch("OFF")
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_program_that_ends_without_off_is_told_what_is_missing() -> None:
     script = (
         "import torch, ptdbg_ascend as p\n"

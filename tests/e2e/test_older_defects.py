@@ -116,6 +116,7 @@ KILLED = """
 """
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_run_of_a_killed_process_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
     script = write_script(tmp_path, KILLED)
     for name, kill_at, code in (("whole", -1, 0), ("killed", 200, -signal.SIGKILL)):

@@ -289,6 +289,7 @@ def test_without_safetensors_there_is_a_clear_error(
         save(call, tmp_path)
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_on_the_simulated_device_a_script_follows_the_fault(tmp_path: Path) -> None:
     """In processes of their own, from a folder that holds nothing but the two files."""
     program = """

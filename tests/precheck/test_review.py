@@ -14,6 +14,8 @@ from tensorprobe.precheck.replay import autocast_dtype
 from tests.made_runs import write
 from tests.precheck.deadly_ops import harmless
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 
 @pytest.mark.parametrize("jobs", [0, 1])
 def test_what_is_saved_of_the_very_first_call_stays(tmp_path: Path, jobs: int) -> None:

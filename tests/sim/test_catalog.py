@@ -71,6 +71,7 @@ def test_device_error_in_backward_reaches_the_caller(npu: str) -> None:
     assert workload(entry.model, npu).step().isfinite(), "the device works again when the fault is gone"
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_collective_faults_and_data_parallel_training(tmp_path: Path) -> None:
     """Two processes over the backend `hccl` run every collective fault of the catalog, and DistributedDataParallel."""
     environment = {**os.environ, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}

@@ -13,6 +13,7 @@ import pytest
 from tensorprobe.inject import environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+pytestmark = pytest.mark.usefixtures("warm_processes")
 PROGRAM = [sys.executable, "-c", "from tensorprobe.cli.main import main; main()"]
 
 
@@ -29,9 +30,10 @@ def train(*before: str, device: str) -> list[float]:
     return [float(line.split()[-1]) for line in done.stdout.splitlines()]
 
 
-def test_the_example_trains_on_the_device_with_and_without_a_fault() -> None:
+def test_the_example_trains_on_the_device_with_and_without_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = train(device="cpu")
     right = train(*PROGRAM, "sim", "--", device="npu")
+    monkeypatch.undo()
     wrong = train(*PROGRAM, "sim", "--fault", "softmax-tail", "--", device="npu")
     assert right == pytest.approx(on_cpu, rel=1e-5)
     assert wrong[0] != pytest.approx(on_cpu[0], rel=1e-5)
@@ -44,7 +46,8 @@ def test_another_name_a_fault_file_and_the_exit_code(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
 
 
-def test_hooks_of_an_outer_command_are_kept(tmp_path: Path) -> None:
+def test_hooks_of_an_outer_command_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     (tmp_path / "outer_hook.py").write_text("def begin(text):\n    print('outer', text, flush=True)\n")
     outer = environment(
         {"outer_hook:begin": "hello"}, {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorprobe import sim
 from tensorprobe.errors import SettingsError, UnsupportedTorch
@@ -80,6 +81,16 @@ def test_out_tensors_are_resized(npu: str) -> None:
     assert x.resize_(5, 5).flatten()[:4].sum().item() == 4
 
 
+def test_tensors_are_made_from_numbers_under_a_dispatch_mode(npu: str) -> None:
+    class PassesThrough(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return func(*args, **(kwargs or {}))
+
+    with PassesThrough():
+        made = [torch.tensor(numbers, device="npu") for numbers in ([], [1.0, 2.0], 3)]
+    assert [one.tolist() for one in made] == [[], [1.0, 2.0], 3]
+
+
 def test_random_stream_is_the_device_s_own(npu: str) -> None:
     torch.manual_seed(3)
     first = torch.randn(5, device="npu")
@@ -123,6 +134,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_an_exception_in_a_hook_reaches_the_caller_of_backward() -> None:
     """In a process of its own: a guard in Python that is asked while an exception is pending aborts the process."""
     body = "\n".join(
@@ -245,6 +257,7 @@ def test_what_it_cannot_do_it_says(npu: str, expression: str, error: type[Except
         eval(expression)
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_fsdp2_and_pinning_loaders_are_refused_by_name(tmp_path: Path) -> None:
     script = f"""
 import torch, torch.distributed as dist
@@ -286,6 +299,7 @@ def test_a_torch_without_the_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         device._check_torch()
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_enabling_after_the_first_backward_is_one_clear_error() -> None:
     code = (
         "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"

@@ -213,6 +213,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_environment_makes_a_script_faulty() -> None:
     code = (
         "import torch; from tensorprobe import sim; sim.enable('npu');"

@@ -80,7 +80,7 @@ def run_ut(
     run, in_this_process = _open(forward, backward)
     device = find_device()
     if jit_compile:
-        in_this_process |= _set_jit_compile(device)
+        in_this_process |= set_jit_compile(device)
     errors = Path(error_data_path or msCheckerConfig.error_data_path, ERROR_FOLDER)
     with tempfile.TemporaryDirectory(prefix=".run_ut_", dir=out_path) if save_error_data else nullcontext() as scratch:
         result = precheck(
@@ -92,9 +92,9 @@ def run_ut(
             out=None if scratch is None else Path(scratch, "precheck"),
             save_failures=save_error_data,
         )
-        replays = {} if scratch is None else _move_failures(result, Path(scratch, "precheck"), errors)
+        replays = {} if scratch is None else move_failures(result, Path(scratch, "precheck"), errors)
     summary = msgspec.structs.replace(result.summary, output=str(out_path / DETAILS_FILE))
-    _write_tables(summary, out_path)
+    write_tables(summary, out_path, spell=spell)
     return PrecheckResult(summary, replays=replays)
 
 
@@ -149,7 +149,7 @@ def _write_unfinished(forward: Path) -> None:
         finish_recording(recording)
 
 
-def _set_jit_compile(device: str) -> bool:
+def set_jit_compile(device: str) -> bool:
     """Tell the NPU to compile operators; whether that was possible."""
     import torch
 
@@ -161,7 +161,7 @@ def _set_jit_compile(device: str) -> bool:
     return True
 
 
-def _move_failures(result: PrecheckResult, scratch: Path, target: Path) -> dict[str, str]:
+def move_failures(result: PrecheckResult, scratch: Path, target: Path) -> dict[str, str]:
     """Put what was saved of failing calls into the target, in place of what has the same name there. Scripts by call come back."""
     saved = scratch / "failures"
     for entry in sorted(saved.iterdir()) if saved.is_dir() else ():
@@ -174,10 +174,13 @@ def _move_failures(result: PrecheckResult, scratch: Path, target: Path) -> dict[
     return {call: os.path.relpath(script) for call, script in moved.items()}
 
 
-def _write_tables(summary: Precheck, folder: Path) -> None:
+def write_tables(summary: Precheck, folder: Path, *, stamp: str = "", spell: Callable[[str], str]) -> tuple[Path, Path]:
+    """The two tables, with a time in their names or without; their paths come back. `spell` names a call."""
+    result_file, details_file = (folder / name.replace(".csv", f"{stamp}.csv") for name in (RESULT_FILE, DETAILS_FILE))
     result = [row[: len(RESULT_COLUMNS)] for row in result_rows(summary, spell=spell)]
-    _write(folder / RESULT_FILE, RESULT_COLUMNS, result)
-    _write(folder / DETAILS_FILE, DETAIL_COLUMNS, detail_rows(summary, spell=spell))
+    _write(result_file, RESULT_COLUMNS, result)
+    _write(details_file, DETAIL_COLUMNS, detail_rows(summary, spell=spell))
+    return result_file, details_file
 
 
 def spell(label: str) -> str:

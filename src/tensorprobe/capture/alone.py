@@ -101,7 +101,7 @@ class AloneRun:
             try:
                 if header.name.startswith("Distributed."):
                     raise _CannotRunAlone("it takes part in communication")
-                with _unseen():
+                with unseen():
                     copies.take(args, kwargs, gradients)
             except _CannotRunAlone as reason:
                 self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
@@ -111,7 +111,7 @@ class AloneRun:
         if copies.arguments is None:
             return
         args, kwargs = copies.arguments
-        with _unseen(), copies.random_state(), _private_graph():
+        with unseen(), copies.random_state(), private_graph():
             start = private.sequence_number()
             result = func(*args, **kwargs)
             found: Tensors = []
@@ -256,14 +256,14 @@ def _fitting(result: Any, outputs: list[torch.Tensor], given: Gradients) -> list
 
 
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
+def unseen() -> Iterator[None]:
     """Modes and tensor classes of the user do not see what is done inside; gradients are followed."""
     with private.no_overrides(), _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 @contextlib.contextmanager
-def _private_graph() -> Iterator[None]:
+def private_graph() -> Iterator[None]:
     """What the user does with saved tensors (offloads them, counts them for a recomputation) is not done with ours.
 
     Hooks that do nothing hide the user's. They are left out when there are none to hide: with hooks, the backward

@@ -7,6 +7,7 @@ node that a call has made is looked at when it is done. No tensor is kept: a cal
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from tensorprobe.capture.backward import find_boundary, find_roots
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.flatten import Tensors, flatten_result
 from tensorprobe.capture.function_tap import FunctionTap
+from tensorprobe.capture.operators import OPERATORS, spell_operator
 from tensorprobe.capture.ops import ENGINE, NOT_AN_OP, Plan
 from tensorprobe.capture.override_free import ENGINES
 from tensorprobe.capture.session import Session, ThreadState
@@ -26,6 +28,23 @@ from tensorprobe.capture.sinks import Looker
 _Tensor = torch.Tensor
 _is_compiling, _is_tracing = private.is_compiling, private.is_tracing
 _sequence_number, _no_overrides = private.sequence_number, private.no_overrides
+_is_grad_enabled = torch.is_grad_enabled
+
+VIEWS = frozenset(
+    f"{home}.{name}"
+    for home in ("Tensor", "Torch")
+    for name in (
+        "view view_as transpose swapaxes swapdims permute movedim t squeeze unsqueeze narrow select unbind chunk split "
+        "tensor_split diagonal detach alias unflatten"
+    ).split()
+)
+"""Functions whose results, and whose gradients, hold nothing that was not in what they were given."""
+MOVES = frozenset(
+    f"{name}Backward{number}"
+    for name in "View UnsafeView ReshapeAlias Alias T Transpose Permute Squeeze Unsqueeze Clone Unbind Split Slice Select".split()
+    for number in range(3)
+)
+"""Autograd nodes of the same kind."""
 
 Place = int | str
 """Of an argument: its position, or its keyword."""
@@ -43,12 +62,12 @@ class LeanPlan:
         self.by_request = self.name.startswith("Functional.") and not self.writes
         """Functions of torch.nn.functional take `inplace`, by keyword or by position."""
 
-    def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[_Tensor]:
+    def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that this call is going to change, as far as its function and its arguments say."""
         places: Sequence[Place] = self.writes
         if self.by_request and (kwargs.get("inplace") or any(arg is True for arg in args)):
             places = (0, "input")
-        found: list[_Tensor] = []
+        found: list[torch.Tensor] = []
         for place in places:
             value = (args[place] if place < len(args) else None) if isinstance(place, int) else kwargs.get(place)
             if isinstance(value, _Tensor):
@@ -61,7 +80,7 @@ class LeanPlan:
 class LeanCall:
     """A call in progress, or one whose backward may still come."""
 
-    __slots__ = ("found", "module", "number", "plan", "repeat", "step")
+    __slots__ = ("found", "module", "number", "plan", "repeat", "start", "step")
 
     def __init__(self, plan: LeanPlan, number: int, module: str, step: int, repeat: bool) -> None:
         self.plan = plan
@@ -69,6 +88,8 @@ class LeanCall:
         self.module = module
         self.step = step
         self.repeat = repeat
+        self.start = -1
+        """The sequence number of autograd when it began: its nodes have this one, or greater ones. -1 where gradients are off."""
         self.found: Any = None
         """The looker's own."""
 
@@ -111,29 +132,48 @@ class LeanTap(FunctionTap):
         if _is_tracing():
             session.pass_by_tracing()
             return func(*args, **kwargs)
+        if self.names_operators and plan.name in OPERATORS:
+            plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1)))
         looker = self._looker
         recompute = None if state.recompute is None else session.repetition()
         modules = state.modules
-        call = LeanCall(
-            plan,
-            session.number(plan.name, recompute),
-            modules[-1] if modules else "",
-            session.step,
-            recompute is not None,
-        )
+        number = session.number(plan.name, recompute)
+        if not modules and looker.is_known(plan, args) and not _is_grad_enabled():
+            # Where an optimizer makes a thousand small calls in a step: nothing is made for a call that nobody will ask for.
+            result = func(*args, **kwargs)
+            try:
+                if looker.glance(plan, number, session.step, result):
+                    session.recorded += 1
+                    return result
+            except Exception as error:
+                session.tool_failed(plan.name, error)
+                return result
+            call = LeanCall(plan, number, "", session.step, recompute is not None)
+            looker.passed(call)
+        else:
+            path = modules[-1] if modules else ""
+            call = LeanCall(plan, number, path, session.step, recompute is not None)
+            try:
+                looker.before(call, args, kwargs)
+            except Exception as error:
+                session.tool_failed(call.name, error)
+            call.start = _sequence_number()
+            result = func(*args, **kwargs)
         try:
-            looker.before(call, args, kwargs)
-        except Exception as error:
-            session.tool_failed(call.name, error)
-        start = _sequence_number()
-        result = func(*args, **kwargs)
-        try:
-            self._look(func, state, call, start, args, kwargs, result)
+            self._look(func, state, call, args, kwargs, result)
         except Exception as error:
             session.tool_failed(call.name, error)
         if looker.stop is not None:
-            raise looker.stop
+            self._end()
         return result
+
+    def _end(self) -> None:
+        """Raise what the looker wants the training to end with: once. Nothing is watched any more."""
+        error, self._looker.stop = self._looker.stop, None
+        if error is not None:
+            self._session.recording = False
+            self._session.over = True
+            raise error
 
     def _plan(self, func: Any) -> LeanPlan | None:
         """None for what is no operation."""
@@ -149,6 +189,13 @@ class LeanTap(FunctionTap):
         self._lean[func] = lean
         return lean
 
+    def _respelled(self, plan: LeanPlan, name: str) -> LeanPlan:
+        """The plan of an operator under its name in Python."""
+        found = self._lean.get(name)
+        if found is None:
+            found = self._lean[name] = LeanPlan(name, writes=plan.writes)
+        return found
+
     def _other(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Functions that run the engine, collectives, and functions made of others."""
         if self._plans[func] is ENGINE:
@@ -157,8 +204,7 @@ class LeanTap(FunctionTap):
             self._tell_idle()
         else:
             result = super().__torch_function__(func, types, args, kwargs)
-        if self._looker.stop is not None:
-            raise self._looker.stop
+        self._end()
         return result
 
     def _tell_idle(self) -> None:
@@ -171,9 +217,7 @@ class LeanTap(FunctionTap):
         finally:
             state.busy = False
 
-    def _look(
-        self, func: Any, state: ThreadState, call: LeanCall, start: int, args: Any, kwargs: Any, result: Any
-    ) -> None:
+    def _look(self, func: Any, state: ThreadState, call: LeanCall, args: Any, kwargs: Any, result: Any) -> None:
         if type(result) is _Tensor:
             outputs = [result]
         else:
@@ -185,17 +229,19 @@ class LeanTap(FunctionTap):
                 return
         self._looker.after(call, args, kwargs, outputs)
         self._session.recorded += 1
-        end = _sequence_number()
-        if end == start or (call.repeat and not self._keeps_graph(state)):
+        start, end = call.start, _sequence_number()
+        if start < 0 or end == start or (call.repeat and not self._keeps_graph(state)):
             return
         node = outputs[0].grad_fn if outputs and end == start + 1 else None
         if node is not None and node._sequence_nr() >= start:
-            self._hook(node, call)
+            if call.plan.name not in VIEWS:
+                self._hook(node, call)
         else:
             changed = outputs or call.plan.overwritten(args, kwargs)
             roots = find_roots([("output", tensor) for tensor in changed], start)
             for each in find_boundary(roots, {}, start)[0] if roots else ():
-                self._hook(each, call)
+                if each.name() not in MOVES:
+                    self._hook(each, call)
 
     def _keeps_graph(self, state: ThreadState) -> bool:
         return state.recompute is not None and state.recompute.keeps_graph
@@ -208,9 +254,6 @@ class LeanTap(FunctionTap):
         session = self._session
         state = session.state
         if not session.recording or state.busy:
-            return
-        if call.step != session.step:
-            session.notes["backward of a call of an earlier step, not watched"] += 1
             return
         try:
             with _no_overrides():

@@ -51,12 +51,15 @@ class OlderWays:
     """How an older tool names and chooses calls.
 
     `operators`: `x + y` is `Tensor.__add__`. `listed`: texts, one of which a call's name must have, or that of a call it
-    is made in. `numbers`: what the numbers of calls begin with.
+    is made in. `excluded`: ops that are left out, ATen ops without their overloads. `numbers`: what the numbers of calls
+    begin with. `numbers_go_on`: they do not begin anew with each step.
     """
 
     operators: bool = False
     listed: tuple[str, ...] = ()
+    excluded: frozenset[str] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers_go_on: bool = False
 
 
 def spell_operator(name: str, frame: FrameType) -> str:

@@ -172,10 +172,12 @@ class Probe:
             modules=settings.modules,
             inside=settings.inside,
             listed=self._ways.listed,
+            excluded=self._ways.excluded,
         )
         stacks = StackBook() if settings.wants_stacks else None
         session = self._session = Session(writer, taker, selection, stacks)
         session.first_numbers = dict(self._ways.numbers)
+        session.numbers_go_on = self._ways.numbers_go_on
         self._install(session)
         atexit.register(self.stop)
 
@@ -245,7 +247,7 @@ class Probe:
     def _resume_if_wanted(self, session: Session) -> None:
         """In a step nobody asked for, no mode is on: it costs nothing."""
         wanted = self.settings.steps is None or self._step in self.settings.steps
-        if wanted:
+        if wanted and not session.over:
             session.begin_step(self._step)
             self._modes.install()
             self._modes.follow_threads()

@@ -29,7 +29,8 @@ class Selection:
     A range whose ends are full names (`….forward`, `….backward`) is what is executed from the first to the last, both included.
     A range whose ends leave the direction out is those calls and all between them, forward and backward.
     `inside` names API calls: of ATen calls only those made in one of them, or in its backward, are wanted.
-    `listed` are texts: calls that have one in their names are wanted, and what is made in such calls.
+    `listed` are texts: calls that have one in their names are wanted, and what is made in such calls. `excluded` are ops
+    that are not wanted, ATen ops without their overloads.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Selection:
         modules: Sequence[str] = (),
         inside: Sequence[str] = (),
         listed: Sequence[str] = (),
+        excluded: frozenset[str] = frozenset(),
     ) -> None:
         self._all = Wanted("forward" in directions, "backward" in directions)
         self.inputs = "input" in sides
@@ -53,7 +55,7 @@ class Selection:
         self._inside = self._over = False
         self._ops = [_matcher(pattern) for pattern in ops]
         self._modules = [_matcher(pattern) for pattern in modules]
-        self._listed = listed
+        self._listed, self._excluded = listed, excluded
         self._patterns = [*names, *(span or ()), *ops, *modules, *listed]
         self._enclosing = frozenset(inside)
         self._asked_for = [*self._patterns, *inside]
@@ -66,6 +68,8 @@ class Selection:
 
     def wants(self, op: str, name: str, backward_name: str, module: str, made_in: Sequence[str] = ()) -> Wanted:
         """What is wanted of the call that now begins, in the recorded calls `made_in`."""
+        if self._excluded and (op in self._excluded or _without_overload(op) in self._excluded):
+            return NOTHING
         if not self._patterns:
             return self._all
         self._meet(name, backward_name)
@@ -147,6 +151,10 @@ def backward_of(name: str) -> str:
     """The name of the backward call that belongs to a forward one."""
     parts = name.rsplit(".", 2)
     return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
+
+
+def _without_overload(op: str) -> str:
+    return op.rpartition(".")[0] if op.startswith("Aten.") else op
 
 
 def _has_direction(name: str) -> bool:

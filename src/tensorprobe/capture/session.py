@@ -91,6 +91,9 @@ class Session:
         self.selection = selection
         self.recording = False
         self.forked = False
+        self.over = False
+        """Whether a sink has ended it: no step begins any more."""
+        self.numbers_go_on = False
         self.step, self.era = 0, object()
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
@@ -135,7 +138,8 @@ class Session:
         """Numbers start again from 0."""
         self.step, self.era = step, object()
         with self._lock:
-            self._numbers, self.first_numbers = self.first_numbers, {}
+            if self.first_numbers or not self.numbers_go_on:
+                self._numbers, self.first_numbers = self.first_numbers, {}
             self._repeats = {}
         self.selection.begin_step()
         if self._stacks is not None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tensorprobe.capture.flatten import Tensors
 
 if TYPE_CHECKING:
-    from tensorprobe.capture.lean_tap import LeanCall
+    from tensorprobe.capture.lean_tap import LeanCall, LeanPlan
     from tensorprobe.capture.session import Header
-    from tensorprobe.errors import TrainingStopped
 
 Frames = list[tuple[str, int, str]]
 """File, line and function of each frame of the user's, innermost first."""
@@ -67,8 +66,17 @@ class Looker(Protocol):
     A sink that has one in its attribute `looker` gets only collectives and composite functions as calls.
     """
 
-    stop: TrainingStopped | None
-    """Raised in the training as soon as no call and no backward is under way."""
+    stop: Exception | None
+    """Raised once, in the training as soon as no call and no backward is under way."""
+
+    def is_known(self, plan: LeanPlan, args: Any) -> bool:
+        """Whether the call overwrites nothing, or only what the looker has seen: it may do with a glance at the result."""
+
+    def glance(self, plan: LeanPlan, number: int, step: int, result: Any) -> bool:
+        """The result of such a call: whether that was all that is to be done about it."""
+
+    def passed(self, call: LeanCall) -> None:
+        """It was not: `after` comes next, without a `before`."""
 
     def before(self, call: LeanCall, args: Any, kwargs: Any) -> None:
         """The call begins: what it overwrites can be seen for the last time."""

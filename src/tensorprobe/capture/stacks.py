@@ -87,13 +87,22 @@ class StackBook:
         return show
 
 
-def user_frames(frame: FrameType | None, *, most: int = _MOST_FRAMES) -> list[tuple[str, int, str]]:
-    """File, line and function of the user's frames from this one on, innermost first, at most so many."""
-    frames: list[tuple[str, int, str]] = []
-    while frame is not None and len(frames) < most:
+def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame of the user's, from this one on."""
+    while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_HIDDEN):
-            frames.append((code.co_filename, frame.f_lineno, code.co_name))
+            return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return None
+
+
+def user_frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    """File, line and function of all of them, innermost first."""
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        if not frame.f_code.co_filename.startswith(_HIDDEN):
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames
 

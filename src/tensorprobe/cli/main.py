@@ -15,7 +15,7 @@ import typer
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.version import VERSION
 
-_COMMANDS = ("capture", "compare", "precheck", "merge", "inspect", "export", "sim", "doctor")
+_COMMANDS = ("capture", "compare", "precheck", "overflow", "merge", "inspect", "export", "sim", "doctor")
 
 app = typer.Typer(
     name="tensorprobe",

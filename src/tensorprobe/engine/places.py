@@ -54,11 +54,18 @@ def open_sides(baseline: Place, candidate: Place, settings: CompareSettings) -> 
 
 
 def _as_partner(candidate: Side, baseline: Side) -> Side:
-    """The candidate; where each side is one rank that the user has chosen, by the number of the baseline's."""
+    """The candidate; where each side is one rank that the user has chosen, by the number of the baseline's.
+
+    Where each is moreover one step of it, the steps meet whatever their numbers are.
+    """
     runs = (baseline.run, candidate.run)
-    if not all(run.one_rank and len(run.ranks) == 1 for run in runs) or runs[0].ranks == runs[1].ranks:
+    if not all(run.one_rank and len(run.ranks) == 1 for run in runs):
         return candidate
-    return replace(candidate, run=candidate.run.renumbered(baseline.run.ranks[0]))
+    other_step = all(len(run.steps) == 1 for run in runs) and runs[0].steps != runs[1].steps
+    if not other_step and runs[0].ranks == runs[1].ranks:
+        return candidate
+    step = runs[0].steps[0] if other_step else None
+    return replace(candidate, run=candidate.run.renumbered(runs[0].ranks[0], step))
 
 
 @contextmanager

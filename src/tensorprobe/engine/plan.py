@@ -60,17 +60,19 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
                 candidate_data=sides[1].data,
                 rank=rank,
                 candidate_rank=rank if runs[1].true_rank is None else runs[1].true_rank,
-                steps=[(step, step) for step in at],
+                steps=[(step, step if runs[1].true_step is None else runs[1].true_step) for step in at],
                 policy=policy,
                 map_text=map_text,
                 strip_prefix=settings.strip_prefix,
                 fuzzy=settings.fuzzy,
             )
         )
-    if runs[1].true_rank is not None:
-        plan.notes.append(
-            f"rank {runs[1].true_rank} of the candidate is compared with rank {plan.tasks[0].rank} of the baseline"
-        )
+    for kind, other, own in (
+        ("rank", runs[1].true_rank, plan.tasks[0].rank),
+        ("step", runs[1].true_step, plan.steps[0]),
+    ):
+        if other is not None and other != own:
+            plan.notes.append(f"{kind} {other} of the candidate is compared with {kind} {own} of the baseline")
     for name, run, mine in zip(("baseline", "candidate"), runs, segments, strict=True):
         _leave_out(plan, name, run, mine - common, common)
     return plan

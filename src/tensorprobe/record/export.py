@@ -1,7 +1,7 @@
-"""Writing the tensors of a run as files that other programs read: numpy's `.npy`, or `.safetensors`.
+"""Writing the tensors of a run as files that other programs read: numpy's `.npy`, torch's `.pt`, or `.safetensors`.
 
-In: an open run and an empty folder. Out: `DIR/step0/rank0/<call>.<slot>.npy`, or one `DIR/step0/rank0.safetensors` for
-each step and rank with `<call>.<slot>` as keys. numpy has no bfloat16 and no float8: those become float32 in `.npy`.
+In: an open run and an empty folder. Out: `DIR/step0/rank0/<call>.<slot>.npy` or `.pt`, or one `DIR/step0/rank0.safetensors`
+for each step and rank with `<call>.<slot>` as keys. numpy has no bfloat16 and no float8: those become float32 in `.npy`.
 Every slot is counted as written or left out; nothing that exists is overwritten.
 """
 
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from tensorprobe.errors import NotFound, RunExists, SettingsError, TensorDamaged
 from tensorprobe.record.run import Run
@@ -24,8 +24,8 @@ from tensorprobe.record.stored import StoredCall, StoredSlot
 if TYPE_CHECKING:
     import torch
 
-ExportForm = Literal["npy", "safetensors"]
-FORMS: tuple[ExportForm, ...] = ("npy", "safetensors")
+ExportForm = Literal["npy", "pt", "safetensors"]
+FORMS: tuple[ExportForm, ...] = ("npy", "pt", "safetensors")
 
 MAX_FILE_NAME = 200
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]")
@@ -74,8 +74,8 @@ def export_run(
     for at_step, at_rank in run.segments(step, rank):
         result.damaged_lines += len(run.damage(at_step, at_rank))
         calls = _chosen(run, at_step, at_rank, call, progress)
-        if to == "npy":
-            found += _write_arrays(calls, target / f"step{at_step}" / f"rank{at_rank}", result)
+        if to != "safetensors":
+            found += _write_each(calls, target / f"step{at_step}" / f"rank{at_rank}", result, to)
         else:
             found += _write_safetensors(calls, target / f"step{at_step}" / f"rank{at_rank}.safetensors", result)
     if not found:
@@ -107,26 +107,35 @@ def _tensors(call: StoredCall, result: Exported) -> Iterator[tuple[str, StoredSl
             result.left_out[slot.skipped or "no values recorded"] += 1
 
 
-def _write_arrays(calls: Iterator[StoredCall], folder: Path, result: Exported) -> int:
-    import numpy
-
+def _write_each(calls: Iterator[StoredCall], folder: Path, result: Exported, form: str) -> int:
+    """A file for each tensor."""
     found = 0
     taken: set[str] = set()
     for call in calls:
         found += 1
         for name, slot in _tensors(call, result):
             try:
-                array = slot.numpy()
+                held = slot.numpy() if form == "npy" else slot.tensor()
             except TensorDamaged:
                 result.left_out["damaged"] += 1
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            with (folder / safe_file_name(name, ".npy", taken)).open("xb") as file:
-                numpy.save(file, array, allow_pickle=False)
+            with (folder / safe_file_name(name, f".{form}", taken)).open("xb") as file:
+                save_tensor(held, file)
             result.files += 1
             result.tensors += 1
-            result.size_bytes += array.nbytes
+            result.size_bytes += held.nbytes
     return found
+
+
+def save_tensor(held: Any, file: IO[bytes]) -> None:
+    """A numpy array as `.npy`, a tensor as `.pt`: of its own elements, not of the memory that it is a part of."""
+    import numpy
+
+    if isinstance(held, numpy.ndarray):
+        numpy.save(file, held, allow_pickle=False)
+    else:
+        importlib.import_module("torch").save(held.detach().cpu().clone(), file)
 
 
 def _write_safetensors(calls: Iterator[StoredCall], file: Path, result: Exported) -> int:

@@ -24,6 +24,7 @@ from tensorprobe.model.dtypes import BY_CODE
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.digest import RunningDigest, digest
 from tensorprobe.numerics.summary import Moments, Row, join_moments, summarize_batch
+from tensorprobe.record.layouts.forms import MsprobeForm
 from tensorprobe.record.messages import (
     HEADER_BYTES,
     NO_TOKEN,
@@ -204,7 +205,12 @@ class Recorder:
 
 def _open_files(orders: Orders) -> StepFiles | DumpFiles:
     if orders.form is not None:
-        from tensorprobe.record.layouts.dump_files import DumpFiles  # needs numpy, which our own form does not
+        # These need numpy, which our own form does not.
+        if isinstance(orders.form, MsprobeForm):
+            from tensorprobe.record.layouts.msprobe_writer import MsprobeFiles
+
+            return MsprobeFiles(orders.form, orders.rank)
+        from tensorprobe.record.layouts.dump_files import DumpFiles
 
         return DumpFiles(orders.form, orders.rank)
     store = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)

@@ -94,6 +94,8 @@ class Run:
         """Whether the path names one rank of a dump, so that its number need not be that of the rank it is compared with."""
         self.true_rank: int | None = None
         """The number of the one rank on disk, when it goes by another here."""
+        self.true_step: int | None = None
+        """The same of its one step."""
         self.manifest = manifest
         self.parts = dict(sorted(parts.items()))
         self._segments = dict(sorted(segments.items()))
@@ -101,15 +103,23 @@ class Run:
     def __repr__(self) -> str:
         return f"<run '{self.path}': {len(self.steps)} steps, {len(self.ranks)} ranks>"
 
-    def renumbered(self, rank: int) -> Run:
-        """The same run of one rank, which goes by that number. For the candidate of a comparison."""
-        if len(self.ranks) != 1:
-            raise NotFound(f"'{self.path}' has {len(self.ranks)} ranks; only a run of one can go by another number.")
+    def renumbered(self, rank: int, step: int | None = None) -> Run:
+        """The same run of one rank, which goes by that number, and its one step by that one. For the candidate of a comparison."""
+        if len(self.ranks) != 1 or (step is not None and len(self.steps) != 1):
+            raise NotFound(
+                f"'{self.path}' has {len(self.ranks)} ranks, {len(self.steps)} steps; only one can go by another number."
+            )
         (own,) = self.ranks
-        parts = {} if own not in self.parts else {rank: msgspec.structs.replace(self.parts[own], rank=rank)}
-        segments = {(step, rank): segment for (step, _), segment in self._segments.items()}
+        steps = {held: held if step is None else step for held in self.steps}
+        parts = {}
+        if own in self.parts:
+            part = self.parts[own]
+            own_steps = [steps.get(held, held) for held in part.steps]
+            parts[rank] = msgspec.structs.replace(part, rank=rank, steps=own_steps)
+        segments = {(steps[held], rank): segment for (held, _), segment in self._segments.items()}
         run = Run(self.path, self.manifest, parts, segments, data=self.data, one_rank=self.one_rank)
         run.true_rank = own if self.true_rank is None else self.true_rank
+        run.true_step = self.true_step if step is None or self.true_step is not None else self.steps[0]
         return run
 
     @property

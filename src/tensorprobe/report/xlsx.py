@@ -30,7 +30,7 @@ _OPTIONS = {
     "strings_to_urls": False,
     "strings_to_numbers": False,
 }
-_RED, _GREY = {"bg_color": "#FFC7CE", "font_color": "#9C0006"}, {"bg_color": "#E0E0E0", "font_color": "#606060"}
+RED, _GREY = {"bg_color": "#FFC7CE", "font_color": "#9C0006"}, {"bg_color": "#E0E0E0", "font_color": "#606060"}
 
 
 def write_xlsx(
@@ -42,22 +42,32 @@ def write_xlsx(
     """
     if not 1 <= cap <= MOST_ROWS:
         raise SettingsError(f"a sheet holds 1 to {MOST_ROWS:,} rows, not {cap:,}")
-    try:
-        import xlsxwriter
-    except ImportError as error:
-        raise SettingsError(
-            "xlsxwriter, which writes XLSX, is not installed. Install it: pip install 'tensorprobe[xlsx]'; or use --format csv"
-        ) from error
     table, left_out, hidden = _choose(batches, cap)
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with xlsxwriter.Workbook(str(partial), _OPTIONS) as workbook:
+        with open_workbook(partial) as workbook:
             _fill(workbook, table, _notice(left_out, hidden, full_table))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     return table.num_rows, left_out
+
+
+def load_xlsxwriter() -> Any:
+    """The module that writes workbooks; SettingsError when it is not installed."""
+    try:
+        import xlsxwriter
+    except ImportError as error:
+        raise SettingsError(
+            "xlsxwriter, which writes XLSX, is not installed. Install it: pip install 'tensorprobe[xlsx]'; or have the table as csv"
+        ) from error
+    return xlsxwriter
+
+
+def open_workbook(path: Path) -> Any:
+    """A new workbook, in which text stays text."""
+    return load_xlsxwriter().Workbook(str(path), _OPTIONS)
 
 
 def _choose(batches: Iterable[Batch], cap: int) -> tuple[pa.Table, int, int]:
@@ -120,14 +130,14 @@ def _fill(workbook: Any, table: pa.Table, notice: str) -> None:
     for batch in table.to_batches(max_chunksize=4096):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             line += 1
-            _write_row(sheet, line, values, formats[values[verdict], values[status] == "introduced"])
+            write_row(sheet, line, values, formats[values[verdict], values[status] == "introduced"])
     if notice:
         sheet.write_string(line + 1, 0, notice, heading)
 
 
 def _formats(workbook: Any) -> dict[tuple[str, bool], Any]:
     """(verdict, whether the call introduced the error) → format; made once, since a workbook stores each of them."""
-    colours: dict[str, dict[str, Any]] = {"agrees": {}, "diverges": _RED, "unmeasured": _GREY}
+    colours: dict[str, dict[str, Any]] = {"agrees": {}, "diverges": RED, "unmeasured": _GREY}
     return {
         (verdict, bold): workbook.add_format({**colour, "bold": True} if bold else colour) if colour or bold else None
         for verdict, colour in colours.items()
@@ -135,7 +145,8 @@ def _formats(workbook: Any) -> dict[tuple[str, bool], Any]:
     }
 
 
-def _write_row(sheet: Any, line: int, values: Sequence[Any], form: Any) -> None:
+def write_row(sheet: Any, line: int, values: Sequence[Any], form: Any) -> None:
+    """One row of a sheet; what is not finite is written as text."""
     for column, value in enumerate(values):
         if isinstance(value, bool):
             sheet.write_boolean(line, column, value, form)

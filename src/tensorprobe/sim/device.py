@@ -41,6 +41,9 @@ _WHOLE_OPS = (
     "convolution_overrideable",
     "convolution_backward_overrideable",
 )
+# `torch.tensor(..., device=...)` calls these below the dispatch modes; while a mode is on, torch then looks for the kernel
+# under the op's own name, not for a fallback, and ends in an internal assertion.
+_BELOW_MODES = ("empty.memory_format", "empty_strided", "_copy_from")
 _UNSUPPORTED_KEYS = {
     "SparsePrivateUse1": "sparse",
     "SparseCsrPrivateUse1": "sparse compressed",
@@ -149,15 +152,19 @@ def _whole_ops() -> list[Any]:
     out= form: asked whole, an op is one call, as on a real device, and can be made faulty by its name.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    whole = [getattr(torch.ops.aten, name).default for name in _WHOLE_OPS]
+    whole = [_aten(name) for name in (*_WHOLE_OPS, *_BELOW_MODES)]
     for qualified in torch._C._dispatch_get_all_op_names():
         if not qualified.startswith("aten::") or qualified.endswith("out"):
             continue
         structured = has_kernel(qualified, "CompositeExplicitAutogradNonFunctional") and has_kernel(qualified, "CPU")
         if structured or qualified.startswith("aten::_foreach_"):
-            packet, _, overload = qualified.removeprefix("aten::").partition(".")
-            whole.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+            whole.append(_aten(qualified.removeprefix("aten::")))
     return whole
+
+
+def _aten(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _bound(kernel: Any, op: Any) -> Any:

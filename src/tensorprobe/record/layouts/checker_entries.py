@@ -46,7 +46,7 @@ class EntryReader:
         self._find_file = find_file
 
     def forward(self, entry: Any, op: str) -> tuple[list[ArgumentTree], dict[str, ArgumentTree] | None]:
-        """The arguments of a forward call: `{"args": [...], "kwargs": {...}}`."""
+        """The arguments of a forward call: `{"args": [...], "kwargs": {...}}`, and its results where they are described."""
         if not isinstance(entry, dict):
             raise ValueError(f"an object with args and kwargs is needed, {_kind(entry)} is there")
         args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
@@ -55,7 +55,9 @@ class EntryReader:
         trees = [self._walk(held, f"input.{at}", 0) for at, held in enumerate(args)]
         if op.rpartition(".")[2] in INDEXING and len(args) > 1 and isinstance(args[1], list):
             trees[1] = {"type": "tuple", "value": trees[1]}
-        return trees, {key: self._walk(held, f"input.kwargs.{key}", 0) for key, held in kwargs.items()} or None
+        named = {key: self._walk(held, f"input.kwargs.{key}", 0) for key, held in kwargs.items()} or None
+        self._walk(entry.get("output"), "output", 0)
+        return trees, named
 
     def backward(self, entry: Any) -> None:
         """The gradients of the outputs, in their order; null where an output has none."""

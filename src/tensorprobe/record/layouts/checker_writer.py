@@ -1,8 +1,8 @@
 """Writes calls of a run as api_accuracy_checker does: forward, backward and stack as JSON, values as `.pt` files.
 
-In: one step and rank of a `Run`. Out: three files that appear at once, whole and standard JSON, after the values they
-name. What the layout has no place for is left out and counted. Infinities and NaN are the strings "Infinity",
-"-Infinity", "NaN": bare they would be no JSON.
+In: one step and rank of a `Run`, or calls that come one by one. Out: three files that appear at once, whole and standard
+JSON, after the values they name. What the layout has no place for is left out and counted. Infinities and NaN are the
+strings "Infinity", "-Infinity", "NaN": bare they would be no JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tensorprobe.errors import NoData, RunError
-from tensorprobe.model import DTYPES
+from tensorprobe.model import DTYPES, Frame
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.record.layouts.checker_entries import INDEXING
 from tensorprobe.record.layouts.checker_values import FOLDERS
@@ -48,32 +48,51 @@ def write_checker(
     return _Dump(run, folder, tag, real).write(step, rank)
 
 
+class CallByCall:
+    """A dump that holds a call as soon as it is added: its values are written once, the three files anew each time.
+
+    What a forward call gave back is described besides: under autocast only that tells in which dtype it was computed.
+    """
+
+    def __init__(self, folder: Path, tag: str, *, many_ranks: bool = False) -> None:
+        self._entries = _Entries(folder, real=True, many_ranks=many_ranks)
+        self._paths = _paths(folder, tag)
+        self._held: dict[str, dict[str, Any]] = {kind: {} for kind in self._paths}
+
+    def add(self, calls: Mapping[StoredCall, Sequence[Frame]]) -> None:
+        """Add calls with their stacks, all of them or, when the disk refuses (OSError), none. One of a name that is there is left out."""
+        held = {kind: dict(entries) for kind, entries in self._held.items()}
+        for call, frames in calls.items():
+            key = _key(call)
+            if key not in held[call.direction]:
+                entry = held[call.direction][key] = self._entries.of(call, key)
+                if call.direction == "forward":
+                    entry["output"] = [_described(slot) for slot in call.outputs]
+                held["stack"].setdefault(key, _lines(frames))
+        with _opened(self._paths) as places:
+            for kind, place in places.items():
+                for key, entry in held[kind].items():
+                    place.add(key, entry)
+        self._held = held
+
+
 class _Dump:
     def __init__(self, run: Run, folder: Path, tag: str, real: bool) -> None:
-        self._run, self._folder, self._real = run, folder, real
-        self._paths = {kind: folder / f"{kind}_info_{tag}.json" for kind in ("forward", "backward", "stack")}
-        self._left_out: Counter[str] = Counter()
+        self._run = run
+        self._paths = _paths(folder, tag)
+        self._entries = _Entries(folder, real=real, many_ranks=run.manifest.world_size > 1)
+        self._left_out = self._entries.left_out
 
     def write(self, step: int | None, rank: int | None) -> Written:
         counts: Counter[str] = Counter()
-        if self._real:
-            for name in FOLDERS.values():
-                (self._folder / name).mkdir(exist_ok=True)
-        with (
-            _replaced(self._paths["forward"]) as forward,
-            _replaced(self._paths["backward"]) as backward,
-            _replaced(self._paths["stack"]) as stack,
-        ):
-            places = {"forward": _Object(forward), "backward": _Object(backward), "stack": _Object(stack)}
+        with _opened(self._paths) as places:
             for call in self._calls(step, rank):
-                key = "*".join((*call.op.split(".", 1), str(call.number)))
-                entry = self._forward(call, key) if call.direction == "forward" else self._backward(call, key)
-                places[call.direction].add(key, entry)
+                key = _key(call)
+                places[call.direction].add(key, self._entries.of(call, key))
                 counts[call.direction] += 1
                 if call.direction == "forward":
-                    places["stack"].add(key, self._stack(call))
-            for place in places.values():
-                place.end()
+                    stack = self._run.stack(call)
+                    places["stack"].add(key, [] if stack is None else _lines(stack.frames))
         forward_path, backward_path, stack_path = self._paths.values()
         return Written(
             forward_path, backward_path, stack_path, counts["forward"], counts["backward"], dict(self._left_out)
@@ -97,6 +116,19 @@ class _Dump:
             if damaged := len(self._run.damage(at_step, at_rank)):
                 self._left_out["line of the record that is damaged"] += damaged
 
+
+class _Entries:
+    """What stands under the name of a call; `real`: its values are saved. What has no place is counted in `left_out`."""
+
+    def __init__(self, folder: Path, *, real: bool, many_ranks: bool) -> None:
+        self._folder, self.real, self._many_ranks = folder, real, many_ranks
+        self.left_out: Counter[str] = Counter()
+        for name in FOLDERS.values() if real else ():
+            (folder / name).mkdir(exist_ok=True)
+
+    def of(self, call: StoredCall, key: str) -> Any:
+        return self._forward(call, key) if call.direction == "forward" else self._backward(call, key)
+
     def _forward(self, call: StoredCall, key: str) -> Any:
         tensors = _Tensors(self, call, key)
         args, kwargs = call.args or [], call.kwargs or {}
@@ -112,16 +144,10 @@ class _Dump:
         for slot in call.inputs:
             steps = slot.name.split(".")[1:]
             if not steps or not all(step.isdecimal() and int(step) < 1024 for step in steps):
-                self._left_out["gradient of a result that stands in no list"] += 1
+                self.left_out["gradient of a result that stands in no list"] += 1
                 continue
             _put(entries, [int(step) for step in steps], tensors.tensor(slot))
         return entries
-
-    def _stack(self, call: StoredCall) -> list[str]:
-        stack = self._run.stack(call)
-        if stack is None:
-            return []
-        return [f"File {each.file}, line {each.line}, in {each.function}, \n {each.code}" for each in stack.frames]
 
     def save(self, slot: StoredSlot, name: str) -> str | None:
         """Write the values of a slot into a file and give its path; None, and counted, when there are no values."""
@@ -130,24 +156,20 @@ class _Dump:
         try:
             tensor = slot.tensor()
         except (NoData, RunError):
-            self._left_out["values that were not recorded"] += 1
+            self.left_out["values that were not recorded"] += 1
             return None
         # Processes of one training share the folders of values, and each has a call of every name.
-        prefix = f"rank{slot.call.rank}." if slot.call.rank or self._run.manifest.world_size > 1 else ""
+        prefix = f"rank{slot.call.rank}." if slot.call.rank or self._many_ranks else ""
         path = self._folder / FOLDERS[slot.call.direction] / f"{prefix}{name}.pt"
         torch.save(tensor.contiguous().clone(), path)
         return str(path.absolute())
-
-    @property
-    def real(self) -> bool:
-        return self._real
 
 
 class _Tensors:
     """The entries of one call; its files are numbered in the order in which they are met."""
 
-    def __init__(self, dump: _Dump, call: StoredCall, key: str) -> None:
-        self._dump, self._key = dump, key
+    def __init__(self, entries: _Entries, call: StoredCall, key: str) -> None:
+        self._entries, self._key = entries, key
         self._slots = {slot.name: slot for slot in call.slots}
         self._files = 0
 
@@ -176,12 +198,12 @@ class _Tensors:
 
     def tensor(self, slot: StoredSlot) -> dict[str, Any]:
         """A tensor by its statistics, or by the path of its file."""
-        if self._dump.real and slot.skipped is None:
+        if self._entries.real and slot.skipped is None:
             number, self._files = self._files, self._files + 1
-            path = self._dump.save(slot, f"{self._key}.{number}".replace("/", "_"))
+            path = self._entries.save(slot, f"{self._key}.{number}".replace("/", "_"))
             if path is not None:
                 return {"type": "torch.Tensor", "datapath": path, "requires_grad": slot.grad}
-        entry: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{slot.dtype}", "shape": list(slot.shape)}
+        entry = _described(slot)
         summary = slot.summary
         if summary is not None and slot.count:
             as_they_are = DTYPES[slot.dtype].kind if slot.dtype in DTYPES else "float"
@@ -223,6 +245,32 @@ class _Object:
 
     def end(self) -> None:
         self._file.write("{}\n" if self._between == "{\n" else "\n}\n")
+
+
+def _paths(folder: Path, tag: str) -> dict[str, Path]:
+    return {kind: folder / f"{kind}_info_{tag}.json" for kind in ("forward", "backward", "stack")}
+
+
+def _key(call: StoredCall) -> str:
+    return "*".join((*call.op.split(".", 1), str(call.number)))
+
+
+def _described(slot: StoredSlot) -> dict[str, Any]:
+    return {"type": "torch.Tensor", "dtype": f"torch.{slot.dtype}", "shape": list(slot.shape)}
+
+
+def _lines(frames: Sequence[Frame]) -> list[str]:
+    return [f"File {each.file}, line {each.line}, in {each.function}, \n {each.code}" for each in frames]
+
+
+@contextmanager
+def _opened(paths: Mapping[str, Path]) -> Iterator[dict[str, _Object]]:
+    """An object to write for each file, the forward one to appear last."""
+    with ExitStack() as files:
+        places = {kind: _Object(files.enter_context(_replaced(path))) for kind, path in paths.items()}
+        yield places
+        for place in places.values():
+            place.end()
 
 
 @contextmanager

@@ -75,12 +75,10 @@ class DumpFiles:
     def call(self, event: CallEvent, slots: Slots) -> None:
         """Write the tensors of a call, then note its lines."""
         try:
-            if isinstance(self._form, AclForm):
-                self._write_kernel(self._form, event, slots)
-            elif event.repeat:
+            if event.repeat and not isinstance(self._form, AclForm):
                 self._left_out["recomputed call or second backward, for which this layout has no name"] += 1
             else:
-                self._write_call(self._form, event, slots)
+                self._write(event, slots)
         finally:
             for _, stored in slots:
                 if stored is not None:
@@ -112,15 +110,24 @@ class DumpFiles:
     def finish(self, closing: CloseEvent | None, trainer_pid: int) -> RankPart | None:
         """Write everything out; what became of it comes back when the trainer ended in good order."""
         self.flush()
-        if self._pkl != -1:
-            os.close(self._pkl)
-            self._pkl = -1
+        self._close()
         if closing is None:
             return None
         notes = [f"{what} ({count} times)" for what, count in self._left_out.items()]
         return closed_part(
             self._rank, trainer_pid, closing, Written(self._bytes, self._lost_calls, self._failures, notes)
         )
+
+    def _close(self) -> None:
+        if self._pkl != -1:
+            os.close(self._pkl)
+            self._pkl = -1
+
+    def _write(self, event: CallEvent, slots: Slots) -> None:
+        if isinstance(self._form, AclForm):
+            self._write_kernel(self._form, event, slots)
+        elif isinstance(self._form, PtdbgForm):
+            self._write_call(self._form, event, slots)
 
     def _write_call(self, form: PtdbgForm, event: CallEvent, slots: Slots) -> None:
         outputs = [slot.name for slot, _ in slots if slot.name.startswith("output")]
@@ -147,7 +154,7 @@ class DumpFiles:
             return None
         if stored is None or not self._write_tensor(Path(form.folder, f"{name}.npy"), slot, stored):
             return None
-        statistics = _statistics(stored.moments)
+        statistics = older_statistics(stored.moments)
         return [name, form.dump_step, [], f"torch.{slot.dtype}", list(slot.shape), statistics]
 
     def _scalar(self, form: PtdbgForm, name: str, value: bool | int | float) -> list[Any] | None:
@@ -179,20 +186,25 @@ class DumpFiles:
 
     def _write_array(self, path: Path, array: numpy.ndarray[Any, Any], held: Room | None = None) -> bool:
         """Write one file, from the room that holds these very bytes if one does; False, and counted, when the disk refuses."""
-        room = self.tensors.rooms.take(array.nbytes) if held is None else held
-        if held is None:
-            numpy.frombuffer(room.view, array.dtype).reshape(array.shape)[...] = array
+        header = npy_header(array.dtype.str, array.shape, header_room(array.nbytes))
+        if held is not None:
+            return self._write_room(path, held, header)
+        room = self.tensors.rooms.take(array.nbytes)
+        numpy.frombuffer(room.view, array.dtype).reshape(array.shape)[...] = array
         try:
-            room.write(path, npy_header(array.dtype.str, array.shape, header_room(array.nbytes)))
+            return self._write_room(path, room, header)
+        finally:
+            self.tensors.rooms.give_back(room)
+
+    def _write_room(self, path: Path, room: Room, header: bytes, tail: bytes = b"") -> bool:
+        try:
+            room.write(path, header, tail)
         except OSError as error:
-            self._failures[f"{path.parent.name}/*.npy: {error.strerror or error}"] += 1
+            self._failures[f"{path.parent.name}/*{path.suffix}: {error.strerror or error}"] += 1
             with contextlib.suppress(OSError):  # counted just before; what is left of the file has no line
                 path.unlink()
             return False
-        finally:
-            if held is None:
-                self.tensors.rooms.give_back(room)
-        self._bytes += array.nbytes
+        self._bytes += room.nbytes
         return True
 
     def _name(self, name: str) -> str:
@@ -210,7 +222,7 @@ def npy_header(descr: str, shape: tuple[int, ...], room: int) -> bytes:
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
 
 
-def _statistics(moments: Moments) -> list[float]:
+def older_statistics(moments: Moments) -> list[float]:
     """max, min, mean as the older tools take them: a NaN anywhere makes all of them NaN, infinities count in the mean."""
     if moments.nan:
         return [math.nan] * 3

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -43,7 +44,33 @@ class AclForm(msgspec.Struct, frozen=True, tag="acl"):
     folder: str
 
 
-Form = PtdbgForm | AclForm
+MSPROBE_PARTS = ("forward.input", "forward.output", "backward.input", "backward.output")
+
+
+class MsprobeForm(msgspec.Struct, frozen=True, tag="msprobe"):
+    """The dump of msprobe, of one rank in one step: dump.json, stack.json, construct.json, and a file for each tensor."""
+
+    folder: str
+    """`…/step0/rank0`."""
+    task: str
+    level: str
+    values: Literal["pt", "npy"] | None = None
+    values_of: tuple[str, ...] = ()
+    """Values only of calls with one of these in their names; of all when there are none."""
+    digests: bool = False
+    """Also what msprobe calls md5: the CRC-32 of the values."""
+    parents: bool = False
+    parts: tuple[str, ...] = MSPROBE_PARTS
+    """What of a call is dumped."""
+    continued: bool = False
+    """Go on in the dump that is there."""
+    index: str = "dump.json"
+
+
+Form = PtdbgForm | AclForm | MsprobeForm
+
+MSPROBE_VALUES = "dump_tensor_data"
+_VALUES = (".npy", ".pt")
 
 
 def make_place(form: Form) -> int:
@@ -53,6 +80,8 @@ def make_place(form: Form) -> int:
     dump there. It is -1 where there are no locks.
     """
     lock = -1
+    if isinstance(form, MsprobeForm):
+        return _make_msprobe_place(form)
     if isinstance(form, PtdbgForm):
         pkl = Path(form.pkl)
         if pkl.is_dir():
@@ -68,6 +97,27 @@ def make_place(form: Form) -> int:
             raise
     if form.folder is not None:
         Path(form.folder).mkdir(parents=True, exist_ok=True)
+    return lock
+
+
+def _make_msprobe_place(form: MsprobeForm) -> int:
+    from tensorprobe.record.layouts.msprobe_writer_json import open_dump
+
+    folder = Path(form.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _hold(folder / form.index)
+    try:
+        if not form.continued:
+            _remove_arrays(folder / MSPROBE_VALUES)
+            os.truncate(folder / form.index, 0)
+            for name in ("stack.json", "construct.json"):
+                (folder / name).unlink(missing_ok=True)
+        open_dump(form).close()  # so that there is a whole file from the first moment on
+        if form.values is not None:
+            (folder / MSPROBE_VALUES).mkdir(exist_ok=True)
+    except BaseException:
+        _let_go(lock)
+        raise
     return lock
 
 
@@ -106,7 +156,7 @@ def _remove_arrays(folder: Path) -> None:
         return
     if folder.is_symlink() or not folder.is_dir():
         raise RunExists(f"'{folder}' is not a folder; the values of a dump go there. Choose another name for the dump.")
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.suffix != ".npy" or entry.is_dir())
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.suffix not in _VALUES or entry.is_dir())
     if foreign:
         raise RunExists(
             f"'{folder}' holds what is no dump's: {', '.join(foreign[:5])}. Nothing was removed.\n"

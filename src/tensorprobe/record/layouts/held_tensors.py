@@ -9,18 +9,20 @@ from tensorprobe.record.layouts.rooms import Room, Rooms
 
 
 class HeldTensors:
-    """Tensors held in memory, by number."""
+    """Tensors held in memory, by number; not held at all where a dump keeps nothing but their statistics."""
 
-    wants_digest = False
-
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool = True, wants_digest: bool = False) -> None:
+        self.wants_digest = wants_digest
         self.rooms = Rooms()
+        self._keep = keep
         self._held: dict[int, Room] = {}
         self._pieces = bytearray()
         self._next = 0
 
-    def store(self, data: memoryview, digest: str) -> int:
+    def store(self, data: memoryview, digest: str) -> int | None:
         """Copy the bytes; their number comes back."""
+        if not self._keep:
+            return None
         room = self.rooms.take(len(data))
         room.view[:] = data
         number, self._next = self._next, self._next + 1
@@ -34,7 +36,8 @@ class HeldTensors:
 
     def extend(self, data: memoryview) -> None:
         """Add a piece to the tensor that was begun."""
-        self._pieces += data
+        if self._keep:
+            self._pieces += data
 
     def end(self, number: int | None, digest: str, nbytes: int) -> int | None:
         """The tensor in pieces is complete."""

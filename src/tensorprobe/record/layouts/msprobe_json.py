@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tensorprobe.errors import RunDamaged
+from tensorprobe.numerics.summary import json_number
 from tensorprobe.record.files import open_file
 from tensorprobe.record.lines import JSON_ERRORS, reason_of
 
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 class _Dump(msgspec.Struct, frozen=True):
     data: dict[str, msgspec.Raw]
+
+
+_decode_large = msgspec.json.Decoder(float_hook=lambda text: json_number(float(text))).decode
 
 
 class DumpEntry(NamedTuple):
@@ -58,13 +62,16 @@ def read_dump(root: Path, parts: tuple[str, ...]) -> Dump:
     if (root.joinpath(*parts) / "construct.json").is_file():
         advice = "Move it away to read the calls without their modules."
         parents = _read(root, (*parts, "construct.json"), dict[str, Any], advice=advice)
-    stacks, frames = _read_stacks(root, (*parts, "stack.json"))
+    stacks, frames = read_stacks(root, (*parts, "stack.json"))
     return Dump(_join_gradients(data), data, parents, stacks, frames)
 
 
 def decode_entry(entry: msgspec.Raw) -> Any:
-    """An entry as plain Python; any of JSON_ERRORS when it cannot be."""
-    return msgspec.json.decode(entry)
+    """An entry as plain Python; any of JSON_ERRORS when it cannot be. 1e999, our own infinity, becomes a string as the bare one."""
+    try:
+        return msgspec.json.decode(entry)
+    except msgspec.ValidationError:
+        return _decode_large(entry)
 
 
 def _read(root: Path, parts: tuple[str, ...], kind: type[T], *, advice: str) -> T:
@@ -110,7 +117,7 @@ def quote_bare(raw: bytes) -> bytes:
     return b"".join((*parts, raw[done:]))
 
 
-def _read_stacks(root: Path, parts: tuple[str, ...]) -> tuple[dict[str, int], list[msgspec.Raw] | RunDamaged]:
+def read_stacks(root: Path, parts: tuple[str, ...]) -> tuple[dict[str, int], list[msgspec.Raw] | RunDamaged]:
     """Name of a call → number of its stack, and the stacks; or, in their place, what is wrong with the file."""
     if not root.joinpath(*parts).is_file():
         return {}, []

@@ -115,12 +115,7 @@ class MsprobeSegment:
             raise frames
         if not 0 <= number < len(frames):
             return None
-        try:
-            lines = msgspec.json.decode(frames[number], type=list[str])
-        except JSON_ERRORS as error:
-            file = self._root.joinpath(*self._parts, "stack.json")
-            raise RunDamaged(f"'{file}' is damaged at stack {number}: {reason_of(error)}.") from None
-        return Stack(number, _read_frames(lines))
+        return Stack(number, frames_of(frames[number], self._root.joinpath(*self._parts, "stack.json"), number))
 
     def damage(self) -> list[Damage]:
         """Every entry that cannot be read."""
@@ -224,7 +219,11 @@ def _call_name(entry: DumpEntry) -> str:
     return demand_call_name(f"{module}.parameters_grad.backward.{number.removeprefix('.') or 0}")
 
 
-def _read_frames(lines: list[str]) -> tuple[Frame, ...]:
-    """The frames of the user's program, innermost first; all of them when they are torch's own."""
+def frames_of(text: msgspec.Raw, file: Path, number: int) -> tuple[Frame, ...]:
+    """The frames of the user's program, innermost first; all of them when they are torch's own. RunDamaged when there are none."""
+    try:
+        lines = msgspec.json.decode(text, type=list[str])
+    except JSON_ERRORS as error:
+        raise RunDamaged(f"'{file}' is damaged at stack {number}: {reason_of(error)}.") from None
     frames = [Frame(match[1], int(match[2]), match[3], match[4]) for line in lines if (match := _FRAME.fullmatch(line))]
     return tuple([frame for frame in frames if _OF_TORCH.search(frame.file) is None] or frames)

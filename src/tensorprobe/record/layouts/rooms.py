@@ -32,14 +32,14 @@ class Room:
         self._memory = mmap.mmap(-1, head + _whole_pages(nbytes)) if head else bytearray(nbytes)
         self.view = memoryview(self._memory)[head : head + nbytes]
 
-    def write(self, path: Path, header: bytes) -> None:
-        """The file with this header, whose length is `header_room(nbytes)`, and the content. OSError as the disk gives it."""
+    def write(self, path: Path, header: bytes, tail: bytes = b"") -> None:
+        """The file with this header, whose length is `header_room(nbytes)`, the content and the tail. OSError as the disk gives it."""
         if self.nbytes >= LARGE and _DIRECT:
             whole = memoryview(self._memory)
             whole[:PAGE] = header
-            if _write_directly(path, whole, PAGE + self.nbytes):
+            if _write_directly(path, whole, PAGE + self.nbytes, tail):
                 return
-        _write(path, header, self.view)
+        _write(path, header, self.view, tail)
 
 
 class Rooms:
@@ -72,16 +72,17 @@ def header_room(nbytes: int) -> int:
     return PAGE if nbytes >= LARGE else 64
 
 
-def _write(path: Path, header: bytes, content: memoryview) -> None:
+def _write(path: Path, header: bytes, content: memoryview, tail: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        write_all(fd, header)
-        write_all(fd, content)
+        whole = len(header) + len(content) + len(tail)
+        if (written := os.writev(fd, [header, content, tail])) < whole:
+            write_all(fd, memoryview(b"".join((header, content, tail)))[written:])
     finally:
         os.close(fd)
 
 
-def _write_directly(path: Path, pages: memoryview, length: int) -> bool:
+def _write_directly(path: Path, pages: memoryview, length: int, tail: bytes) -> bool:
     """Whether the file system takes it so. A full disk is told at the first byte."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _DIRECT, 0o644)
@@ -97,6 +98,9 @@ def _write_directly(path: Path, pages: memoryview, length: int) -> bool:
         raise
     finally:
         os.close(fd)
+    if tail:
+        with path.open("ab") as file:
+            file.write(tail)
     return True
 
 

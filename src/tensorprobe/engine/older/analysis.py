@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptdbg_ascend.lines import Lines
-from ptdbg_ascend.table import NO, NOTHING, UNMATCHED, YES, Table
+from tensorprobe.engine.older.form import Form, Table
+from tensorprobe.engine.older.paired import NOTHING, UNMATCHED
 from tensorprobe.model import Direction, Side
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.report.advisor import advice_on, render_entries
@@ -17,7 +17,6 @@ from tensorprobe.report.table import printable
 
 _FIRST_LINE = 2
 """Of the first row, as an editor shows it: the header is line 1."""
-_WORDS = {YES: "Yes", NO: "No", UNMATCHED: "Unmatched", NOTHING: "not measured (N/A)"}
 _SIDES: dict[str, Side] = {"output": "output", "parameters": "parameters"}
 
 
@@ -25,38 +24,36 @@ _SIDES: dict[str, Side] = {"output": "output", "parameters": "parameters"}
 class Analysis:
     """How many rows have each result, and which is the first."""
 
+    form: Form
     rows: int
     counts: dict[str, int]
     first: dict[str, tuple[int, str]]
     """Result → line and name of the first row that has it."""
+    failure: tuple[int, str] | None
+    """Line and name of the first row that fails."""
     place: tuple[Direction, Side]
-    """Where the first row that fails has its tensor."""
+    """Where that row has its tensor."""
     above: dict[str, int]
     """Result → rows that have it above the first that fails."""
     unread: int
     """Lines of the two dumps that could not be read, and are no rows."""
 
-    @property
-    def fails(self) -> bool:
-        """Whether a row does not reach the accuracy."""
-        return bool(self.counts[NO])
-
     def summary(self) -> str:
         """`12 rows: 10 Yes · 1 No · 1 Unmatched · 0 not measured (N/A)`."""
-        shown = [f"{self.counts[name]:,} {word}" for name, word in _WORDS.items()]
+        shown = [f"{self.counts[name]:,} {word}" for name, word in self.form.results.items()]
         return f"{counted(self.rows, 'row')}: {' · '.join(shown)}"
 
     def first_failing(self) -> str:
         """The first node that fails, or that none does."""
-        if not self.fails:
-            return "no row is 'No'"
-        return f"the first row that does not reach the accuracy is {self._where(NO)}"
+        if self.failure is None:
+            return f"no row is {self._bad()}"
+        return f"the first row that does not reach the accuracy is {_where(self.failure)}"
 
     def not_compared(self) -> str:
         """What was not compared; empty when everything was."""
         parts = [
-            f"{counted(self.counts[name], 'row')} {'is' if self.counts[name] == 1 else 'are'} {_WORDS[name]}, "
-            f"first {self._where(name)}"
+            f"{counted(self.counts[name], 'row')} {'is' if self.counts[name] == 1 else 'are'} {self.form.results[name]}, "
+            f"first {_where(self.first[name])}"
             for name in (UNMATCHED, NOTHING)
             if self.counts[name]
         ]
@@ -69,19 +66,22 @@ class Analysis:
     def advice(self) -> str:
         """The text of the advisor's file."""
         left = self.not_compared()
-        if self.fails:
-            line, node = self.first[NO]
+        if self.failure is not None:
+            line, node = self.failure
             return render_entries(" ".join([advice_on(*self.place), *self._doubts()]), node=node, line=line)
         if not left:
-            return render_entries("NA\nEvery row is within the tolerance (No: Cosine < 0.99 and MaxAbsErr > 0.001).")
+            return render_entries(f"NA\nEvery row is within the tolerance ({self.form.rule}).")
         return render_entries(
-            f"No row is 'No', but not everything was compared: {left}. Whether the runs agree there is not known: "
+            f"No row is {self._bad()}, but not everything was compared: {left}. Whether the runs agree there is not known: "
             "see Err_message in these rows, and compare what both programs do at that place."
         )
 
+    def _bad(self) -> str:
+        return " or ".join(map(repr, self.form.bad))
+
     def _doubts(self) -> list[str]:
         """What was not compared before the first failure, and may be the cause of it."""
-        doubts = [f"{count:,} {_are(count)} {_WORDS[name]}" for name, count in self.above.items() if count]
+        doubts = [f"{count:,} {_are(count)} {self.form.results[name]}" for name, count in self.above.items() if count]
         said = (
             [f"Note that of the rows above it {' and '.join(doubts)}: the difference may come from there."]
             if doubts
@@ -91,30 +91,36 @@ class Analysis:
             said.append(f"Note that {counted(self.unread, 'line')} of the dumps cannot be read.")
         return said
 
-    def _where(self, name: str) -> str:
-        line, node = self.first[name]
-        return f"line {line}: {printable(node)}"
 
-
-def analyse(table: Table, npu: Lines, *, unread: int = 0) -> Analysis:
-    """Look through a table; `npu` are the lines of the NPU that it was made of."""
-    found = {name: table.find(name) for name in _WORDS}
-    failing = int(found[NO][0]) if len(found[NO]) else 0
+def analyse(table: Table) -> Analysis:
+    """Look through a table."""
+    form, paired = table.form, table.paired
+    found = {name: table.find(name) for name in form.results}
+    failing = table.find(*form.bad)
     place: tuple[Direction, Side] = "forward", "output"
-    if len(found[NO]):
-        call, _, slot = npu.key[table.npu[failing]]  # a row that fails has both sides
+    if len(failing):
+        call, _, slot = paired.npu.key[paired.at[0][failing[0]]]  # a row that fails has both sides
         direction = parse_call_name(call).direction
         place = "backward" if direction == "backward" else "forward", _SIDES.get(slot.partition(".")[0], "input")
+
+    def line(row: int) -> tuple[int, str]:
+        return row + _FIRST_LINE, table.name(row)
+
     return Analysis(
+        form=form,
         rows=len(table),
         counts={name: len(rows) for name, rows in found.items()},
-        first={
-            name: (int(rows[0]) + _FIRST_LINE, table.name(int(rows[0]))) for name, rows in found.items() if len(rows)
-        },
+        first={name: line(int(rows[0])) for name, rows in found.items() if len(rows)},
+        failure=line(int(failing[0])) if len(failing) else None,
         place=place,
-        above={name: int((found[name] < failing).sum()) for name in (UNMATCHED, NOTHING)},
-        unread=unread,
+        above={name: int((found[name] < (failing[0] if len(failing) else 0)).sum()) for name in (UNMATCHED, NOTHING)},
+        unread=paired.npu.damaged + paired.bench.damaged,
     )
+
+
+def _where(found: tuple[int, str]) -> str:
+    line, node = found
+    return f"line {line}: {printable(node)}"
 
 
 def _are(count: int) -> str:

@@ -1,0 +1,92 @@
+"""The last calls of a rank, in a file that outlives the process: written through shared memory, one row for each call.
+
+A row is a fixed number of bytes in a mapped file: whatever the kernel has when the process dies is on disk. The names stand
+in a second file, each once. `read_ring` gives the calls back as lines, oldest first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any
+
+_ROW = struct.Struct("<QdIIIII4x")
+"""Sequence number, greatest magnitude, step, number of the call, of its op's name, of its module's path, backward."""
+_HEAD = struct.Struct("<8sI4x")
+_MAGIC = b"tpring01"
+
+
+class RingFile:
+    """Rows of the last calls, in a file or, without a path, in memory. `put` is all that happens for a call."""
+
+    def __init__(self, path: Path | None, rows: int) -> None:
+        self._rows = rows
+        empty = _HEAD.pack(_MAGIC, rows) + bytes(_ROW.size * rows)
+        self._texts: Any = None
+        if path is None:
+            self._map: Any = bytearray(empty)
+        else:
+            path.write_bytes(empty)
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+            self._texts = path.with_name(f"{path.name}.names").open("w", encoding="utf-8", buffering=1)
+        self._numbers: dict[str, int] = {}
+        self._sequence = 0
+
+    def put(self, op: str, number: int, module: str, step: int, greatest: float, backward: bool) -> None:
+        """One call has ended."""
+        self._sequence = sequence = self._sequence + 1
+        numbers = self._numbers
+        _ROW.pack_into(
+            self._map,
+            _HEAD.size + sequence % self._rows * _ROW.size,
+            sequence,
+            greatest,
+            step,
+            number,
+            numbers[op] if op in numbers else self._name(op),
+            numbers[module] if module in numbers else self._name(module),
+            backward,
+        )
+
+    def lines(self) -> list[str]:
+        """What is in it now."""
+        return _lines(bytes(self._map), list(self._numbers))
+
+    def close(self) -> None:
+        """The files stay."""
+        if self._texts is not None:
+            self._map.close()
+            self._texts.close()
+
+    def _name(self, text: str) -> int:
+        """The number of a name. It is on disk before a row has the number."""
+        number = self._numbers[text] = len(self._numbers)
+        if self._texts is not None:
+            self._texts.write(text.replace("\n", " ") + "\n")
+        return number
+
+
+def read_ring(path: Path) -> list[str]:
+    """The last calls in the files that a process left behind; nothing where they are not there, or not whole."""
+    try:
+        raw, names = path.read_bytes(), path.with_name(f"{path.name}.names").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return _lines(raw, names)
+
+
+def _lines(raw: bytes, names: list[str]) -> list[str]:
+    if len(raw) < _HEAD.size or _HEAD.unpack_from(raw)[0] != _MAGIC:
+        return []
+    body = raw[_HEAD.size :]
+    rows = [row for row in _ROW.iter_unpack(body[: len(body) // _ROW.size * _ROW.size]) if row[0]]
+    found = []
+    for _, greatest, step, number, op, module, backward in sorted(rows, key=lambda row: row[0]):
+        if op >= len(names) or module >= len(names):
+            continue
+        inside = f" in {names[module]}" if names[module] else ""
+        reach = f"  up to {greatest:.3g}" if greatest else ""
+        found.append(f"step {step} {names[op]}.{number}.{'backward' if backward else 'forward'}{inside}{reach}")
+    return found
