@@ -11,7 +11,7 @@ DEMO := demo-output
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-compare bench-ptdbg detect sweep wheel sanitize clean
+.PHONY: help demo test lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,15 @@ bench-compare: $(READY) ## measure compare beside the published peer's, on the s
 
 bench-ptdbg: $(READY) ## measure dump and compare by the old names beside the old guide's figures; ARGS="--help" for options
 	$(BIN)/python bench/ptdbg.py $(ARGS)
+
+bench-online: $(READY) ## measure online compare: cost, share compared, faults found, false alarms; ARGS="--help" for options
+	$(BIN)/python bench/online.py $(ARGS)
+
+bench-overflow: $(READY) ## measure the overflow watch: cost, planted births named; ARGS="--help" for options
+	$(BIN)/python bench/overflow.py $(ARGS)
+
+bench-msprobe: $(READY) ## measure dump and compare by msprobe's names beside the published package; ARGS="--help" for options
+	$(BIN)/python bench/msprobe_dump.py $(ARGS)
 
 detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
 	$(BIN)/python bench/detection.py $(ARGS)

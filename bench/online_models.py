@@ -151,7 +151,7 @@ def shares(result: OnlineResult) -> dict[str, Any]:
     """The share that is compared, of the calls that are neither views nor random, and of those that compute.
 
     `not_compared` says what else was left out. Those of them that compute nothing make memory without writing to it, change
-    which memory a tensor has, or give no tensor (`.item()`, which reads one number, among them).
+    which memory a tensor has, or give no number.
     """
     rest: dict[str, int] = {}
     computing = 0

@@ -1,32 +1,72 @@
-"""What is planted is named: the call, the kind, or that it came in; and what is meant is not blamed."""
+"""Planted births are named exactly, and nothing else is: the table of bench/overflow.py on the CPU and with two ranks.
+
+The programs, each with what must be told of it, stand in `bench/overflow_*.py`.
+"""
 
 from __future__ import annotations
 
-import warnings
+import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from overflow.plants import MODEL, PLANTS
-from tensorprobe.overflow import OverflowWatch
+from tests import warm
+
+# At the end: names of other files in that folder are those of folders of tests.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+from overflow_births import ANYWHERE
+from overflow_case import Outcome, Planted, Watching, watch_planted
+from overflow_forward import fp16_attention
+from overflow_ranks import RANKS, run_ranks
 
 
-@pytest.mark.parametrize("name", PLANTS)
-def test_what_is_planted_is_named(name: str) -> None:
-    program, expected = PLANTS[name]
-    with torch.no_grad():
-        MODEL.weight[0, 0] = float("nan")
-    with OverflowWatch(MODEL) as watch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of a variance of one number
-        program()
-    if expected is None:
-        assert (watch.births, watch.arrivals) == ([], [])
-    elif isinstance(expected, str):
-        assert watch.births == []
-        assert f"came in: {watch.arrivals[0].what}" == expected
-        assert watch.arrivals[0].spread_count > 0
-    else:
-        assert [(birth.call, birth.kind) for birth in watch.births[:1]] == [expected]
-        assert len(watch.births) == 1
-        assert watch.arrivals == []
-    assert watch.result.exit_code == (0 if expected is None else 1)
+def assert_told(outcome: Outcome) -> None:
+    assert outcome.error == ""
+    assert outcome.told == outcome.expected
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_a_planted_birth_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    assert_told(watch_planted(ANYWHERE[name], tmp_path))
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """All programs of two ranks, run once."""
+    return {outcome.name: outcome for outcome in run_ranks(tmp_path_factory.mktemp("ranks"), warm.Popen)}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_a_birth_on_one_of_two_ranks_is_named_once(name: str, of_ranks: dict[str, Outcome]) -> None:
+    assert_told(of_ranks[name])
+
+
+def test_the_table_is_large_enough_and_has_all_kinds() -> None:
+    planted = [*ANYWHERE.values(), *RANKS.values()]
+    births = [birth for each in planted for birth in each.births]
+    assert len(births) >= 25
+    assert {birth.split()[1] for birth in births} == {"nan", "inf"}
+    assert any(each.arrivals for each in planted) and any(each.skipped for each in planted)
+    assert any(not each.births and not each.arrivals and not each.skipped for each in planted)
+
+
+def test_what_was_not_expected_or_not_told_is_counted(tmp_path: Path) -> None:
+    """The table itself can fail."""
+    wrong = Planted("wrong", fp16_attention, births=("Torch.exp.0.forward inf",))
+    outcome = watch_planted(wrong, tmp_path)
+    assert not outcome.exact
+    assert outcome.missed == ["Torch.exp.0.forward inf"]
+    assert outcome.false == ["Tensor.matmul.0.forward inf"]
+
+
+def test_a_program_that_raises_is_not_taken_for_silence(tmp_path: Path) -> None:
+    def failing(watching: Watching) -> None:
+        with watching():
+            raise ZeroDivisionError(math.inf)
+
+    with pytest.raises(ZeroDivisionError):
+        watch_planted(Planted("failing", failing), tmp_path)

@@ -97,12 +97,11 @@ class Ledger:
         self._tainted.clear()
         self._of_step.clear()
 
-    def take_back(self, finding: Finding) -> None:
-        """A finding is none after all; what came of it is forgotten with it."""
+    def take_back(self, finding: Finding, keys: Iterable[Hashable]) -> None:
+        """A finding is none after all. What came of it, and the tensors with these keys, go on belonging to it, and are not told."""
         self.findings = [each for each in self.findings if each is not finding]
         self._of_step = [each for each in self._of_step if each is not finding]
-        self._known.clear()
-        self._tainted.clear()
+        self._known |= dict.fromkeys(keys, Origin("bad", finding))
 
     def allocated(self, keys: Iterable[Hashable]) -> None:
         """Memory that nobody has filled: what stands in it means nothing."""

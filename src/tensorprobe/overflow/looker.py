@@ -271,7 +271,7 @@ class OverflowLooker:
         if not is_allowed(self._keep, call.plan.name, call.name, call.backward_name, call.module):
             return {}
         with quiet():
-            return {slot: tensor.detach().clone() for slot, tensor in tensors}
+            return {slot: tensor.detach().clone().requires_grad_(tensor.requires_grad) for slot, tensor in tensors}
 
     def producer(self, tensor: torch.Tensor | None, reference: Any = None, until: int | None = None) -> int | None:
         """Which of the last calls has made a tensor: its place in `rows`, looked for before `until`."""

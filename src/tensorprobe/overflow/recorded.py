@@ -215,8 +215,12 @@ class _Rank:
             return None
         self._search._known += 1
         key = slot.digest or (slot.dtype, slot.shape, moments)
-        weight = slot.side == "parameters" or (slot.grad and slot.side == "input" and key not in self._makers)
+        weight = slot.side == "parameters" or (slot.grad and self._may_be_weight(slot, key))
         return Facts(slot.name, slot.dtype, slot.shape, moments, key, slot.tensor if slot.has_data else None, weight)
+
+    def _may_be_weight(self, slot: StoredSlot, key: Any) -> bool:
+        """Of a tensor that requires a gradient: whether no call has made it, or one has changed it in place."""
+        return key not in self._makers if slot.side == "input" else slot.call.op.endswith("_")
 
     def _birth(self, call: StoredCall, seen: Seen, kind: Kind) -> Birth:
         makers = {facts.slot: self._makers[facts.key] for facts in seen.inputs if facts.key in self._makers}

@@ -107,8 +107,8 @@ class Registrar:
                 described = describe_call(call.name, call.module, inputs, outputs, *tree)
                 return self.keeper.forward(birth, described, inputs, outputs, before)
 
-            if seen.op == UNSCALE:
-                self.scaler.decides(args)
+            if seen.op == UNSCALE and self.scaler.skips(args):
+                return
             self._judge(call, seen, inputs, outputs, keep, user_frames(sys._getframe()), flagged=flagged)
             if private.graph_task() == -1:
                 self.settle()

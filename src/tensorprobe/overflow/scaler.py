@@ -40,15 +40,18 @@ class ScalerWait:
         self._held += new
         return True
 
-    def decides(self, args: Any) -> None:
-        """The scaler has looked at the gradients: with an infinity among them it skips the step, and nothing was wrong."""
+    def skips(self, args: Any) -> bool:
+        """The scaler has looked at the gradients: whether it skips the step. Then nothing was wrong."""
+        if not self._held or len(args) < 2:
+            return False
         with quiet():
-            skips = len(args) > 1 and float(args[1]) > 0
-        if skips:
-            for finding in self._held:
-                self.skipped.append(finding.fact.call)
-                self._ledger.take_back(finding)
-            self._held.clear()
+            if not float(args[1]) > 0:
+                return False
+        for finding in self._held:
+            self.skipped.append(finding.fact.call)
+            self._ledger.take_back(finding, [key_of(gradient) for gradient in args[0]])
+        self._held.clear()
+        return True
 
     def release(self) -> list[Finding]:
         """The step was taken: what waited is a finding like any other."""

@@ -161,7 +161,7 @@ def _noise_aware(evidence: Evidence) -> list[Opinion]:
         eps = max(eps, evidence.grain)
         many = max(1.0, math.sqrt(evidence.terms) / ALONE_TERMS)
         norm = max(ALONE_NORM * eps * many, ALONE_WORSE * _noise(evidence, "relative_l2"), _relative(tiny, evidence))
-        most = max(ALONE_MAX * eps * evidence.largest, 2 * ALONE_WORSE * _noise(evidence, "max_abs"), tiny)
+        most = max(ALONE_MAX * eps * many * evidence.largest, 2 * ALONE_WORSE * _noise(evidence, "max_abs"), tiny)
         return [
             Opinion("relative_l2", dev["relative_l2"], norm),
             Opinion("max_abs", dev["max_abs"], most),

@@ -149,9 +149,8 @@ def _arrival(arrival: Arrival) -> list[str]:
 def _what(arrival: Arrival) -> str:
     if arrival.what == "gradient":
         return "a gradient that no watched call has made (the engine adds up gradients of a tensor that is used twice)"
-    return {"input": "an input", "from another rank": "something from another rank"}.get(
-        arrival.what, plain(arrival.what)
-    )
+    known = {"input": "an input", "parameter": "a parameter", "from another rank": "something from another rank"}
+    return known.get(arrival.what, plain(arrival.what))
 
 
 def _near(near: Iterable[NearLimit], limit: int) -> list[str]:
