@@ -1,7 +1,7 @@
 /* A first look at a pair of tensors, reference `a` and result `b`: only the sums that tell whether more must be looked at.
  *
  * A fraction of what _pairs.h measures, and several times as fast for a wide reference beside a narrow result. Of pairs
- * with a value that is not finite it says nothing. The order of summation is of no account here.
+ * with a value that is not finite it says nothing, unless all bytes are equal: then all figures are 0. The order of summation is of no account here.
  */
 
 #ifndef TENSORPROBE_GLANCE_H
@@ -74,6 +74,10 @@ static int glance_at(const int64_t *row, Glance *out) {
     const Kind *kind_a = &kinds[row[3]], *kind_b = &kinds[row[4]];
     const unsigned char *a = (const unsigned char *)(intptr_t)row[0], *b = (const unsigned char *)(intptr_t)row[1];
     const size_t values = (size_t)row[2] * kind_a->parts;
+    if (row[3] == row[4] && !memcmp(a, b, values * kind_a->value_size)) { /* nothing differs, finite or not */
+        memset(out, 0, sizeof *out);
+        return 1;
+    }
     double room[2][GLANCE];
     Scratch scratch[2];
     GlanceSums sums;

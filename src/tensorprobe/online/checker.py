@@ -16,7 +16,7 @@ from tensorprobe.model.online import OpCount
 from tensorprobe.online.chain import Chain, Compared
 from tensorprobe.online.lifting import Arguments, CannotLift, demand_numbers, lift, lift_tensor
 from tensorprobe.online.policies import Measures
-from tensorprobe.online.reference import NoReference, below_autograd, no_autocast, outputs_of
+from tensorprobe.online.reference import NoReference, Outputs, below_autograd, no_autocast, outputs_of
 from tensorprobe.online.sampling import Sampler
 from tensorprobe.online.schema import NO_OP, RANDOM, OpPlan, plan_op
 from tensorprobe.online.verdict import Case, Judged, decide
@@ -144,8 +144,7 @@ class Checker:
         outputs = outputs_of(plan, given, result)
         for tensor in outputs.values():
             demand_numbers(tensor)
-        devices = (tensor.device for tensor in (*outputs.values(), *(one for _, one in given.tensors())))
-        device = str(next((each for each in devices if each.type != "cpu"), "cpu"))
+        device = _device_of(outputs, given)
         header = opened.header
         case = Case(
             func, plan, header.name, header.module, given, lifted, opened.precision, outputs, device == "cpu", device
@@ -226,3 +225,14 @@ class Checker:
             self.broken += 1
             if self.first_error is None:
                 self.first_error = f"{where}: {type(error).__name__}: {error}"
+
+
+def _device_of(outputs: Outputs, given: Arguments) -> str:
+    """The device that a call is of: the first that is not the CPU."""
+    for tensor in outputs.values():
+        if not tensor.is_cpu:
+            return str(tensor.device)
+    for _, tensor in given.tensors():
+        if not tensor.is_cpu:
+            return str(tensor.device)
+    return "cpu"
