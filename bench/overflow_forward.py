@@ -226,3 +226,24 @@ def gumbel_noise_of_zero(watching: Watching) -> None:
     uniform = torch.tensor([0.5, 0.0])
     with watching():
         -torch.log(-torch.log(uniform))
+
+
+@birth("Tensor.mul.0.forward nan")
+def product_with_a_mask_of_infinity(watching: Watching) -> None:
+    keep = torch.tensor([1.0, 0.0])
+    with watching():
+        F.softmax(torch.randn(2) + (1 - keep) * -torch.inf, -1)
+
+
+@birth("Functional.cross_entropy.0.forward nan")
+def every_target_ignored(watching: Watching) -> None:
+    logits = torch.randn(2, 4, requires_grad=True)
+    with watching():
+        F.cross_entropy(logits, torch.tensor([-100, -100])).backward()
+
+
+@birth("Tensor.mean.0.forward nan")
+def mean_of_nothing(watching: Watching) -> None:
+    losses = torch.rand(4)
+    with watching():
+        losses[losses > 2].mean() + 1

@@ -31,6 +31,13 @@ def masked_fill_in_place(watching: Watching) -> None:
 
 
 @nothing
+def given_by_keyword(watching: Watching) -> None:
+    with watching():
+        scores = torch.randn(4, 4).masked_fill(mask=future(), value=-torch.inf)
+        F.softmax(scores + torch.full(size=(4, 4), fill_value=-torch.inf).triu(diagonal=2), -1)
+
+
+@nothing
 def where_before_softmax(watching: Watching) -> None:
     scores = torch.randn(4, 4, requires_grad=True)
     with watching():
@@ -160,6 +167,84 @@ def greatest_number_on_purpose(watching: Watching) -> None:
     with watching():
         F.softmax(scores.masked_fill(future(), torch.finfo(HALF).min), -1)
         scores.clamp(max=torch.finfo(HALF).max).amin()
+
+
+@nothing
+def mask_in_two_fillings(watching: Watching) -> None:
+    with watching():
+        keep = (~future()).float()
+        mask = keep.masked_fill(keep == 0, -torch.inf).masked_fill(keep == 1, 0.0)
+        F.softmax(torch.randn(2, 4, 4) + mask, -1)
+
+
+@nothing
+def ones_times_infinity(watching: Watching) -> None:
+    with watching():
+        mask = torch.triu(torch.ones(4, 4) * -torch.inf, diagonal=1)
+        F.softmax(torch.randn(4, 4) + mask, -1)
+
+
+@nothing
+def padded_before_pooling(watching: Watching) -> None:
+    x = torch.randn(1, 1, 4, requires_grad=True)
+    with watching():
+        F.max_pool1d(F.pad(x, (1, 1), value=-torch.inf), 3, stride=1).sum().backward()
+
+
+@nothing
+def softmax_written_out(watching: Watching) -> None:
+    scores = torch.randn(4, 4, requires_grad=True)
+    with watching():
+        masked = scores.masked_fill(future(), -torch.inf)
+        weights = torch.exp(masked - masked.amax(-1, keepdim=True))
+        (weights / weights.sum(-1, keepdim=True)).square().sum().backward()
+
+
+@nothing
+def softmax_in_blocks(watching: Watching) -> None:
+    with watching():
+        greatest, total = torch.full((4,), -torch.inf), torch.zeros(4)
+        for block in torch.randn(3, 4, 5):
+            now = torch.maximum(greatest, block.amax(-1))
+            total = total * torch.exp(greatest - now) + torch.exp(block - now[:, None]).sum(-1)
+            greatest = now
+        torch.log(total) + greatest
+
+
+@nothing
+def sums_of_logarithms(watching: Watching) -> None:
+    with watching():
+        alpha = torch.full((3,), -torch.inf)
+        alpha[0] = 0.0
+        for _ in range(3):
+            alpha = torch.logaddexp(alpha, alpha.roll(1)) + F.log_softmax(torch.randn(3), -1)
+
+
+@nothing
+def masked_categorical(watching: Watching) -> None:
+    logits = torch.randn(2, 4, requires_grad=True)
+    with watching():
+        masked = logits.masked_fill(torch.tensor([False, True, False, False]), -torch.inf)
+        choice = torch.distributions.Categorical(logits=masked)
+        (choice.log_prob(choice.sample()).sum() + choice.entropy().sum()).backward()
+
+
+@nothing
+def shortest_paths(watching: Watching) -> None:
+    """Positive infinities, and they are added to."""
+    costs = torch.rand(4, 4)
+    with watching():
+        best = torch.full((4,), torch.inf)
+        best[0] = 0.0
+        for _ in range(3):
+            best = torch.minimum(best, (best[:, None] + costs).amin(0))
+
+
+@nothing
+def nearest_neighbours(watching: Watching) -> None:
+    points = torch.randn(4, 2)
+    with watching():
+        torch.cdist(points, points).fill_diagonal_(torch.inf).min(-1)
 
 
 @nothing

@@ -133,6 +133,34 @@ def in_the_backward_of_a_custom_function(watching: Watching) -> None:
         (ScaledBack.apply(x) + 1).sum().backward()
 
 
+@birth("Tensor.div.0.forward inf")
+def in_a_hook_of_a_tensor(watching: Watching) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with watching():
+        y = x * 2
+        y.register_hook(lambda gradient: gradient / torch.zeros(()))
+        y.sum().backward()
+
+
+@birth(arrivals=("Tensor.exp.0.backward had gradient",))
+def sum_of_gradients(watching: Watching) -> None:
+    """The engine adds up what two calls give, in no call at all."""
+    x = torch.full((3,), -10.0, requires_grad=True)
+    with watching():
+        y = x.exp()
+        (y * 2e38 + y * 2e38).sum().backward()
+
+
+@birth(arrivals=("Tensor.add_.0.forward had gradient of weight",))
+def accumulated_over_two_batches(watching: Watching) -> None:
+    linear = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1, foreach=False)
+    with watching(linear):
+        for _ in range(2):
+            linear(torch.full((1, 2), 3e38)).mul(1e-3).sum().mul(1e3).backward()
+        optimizer.step()
+
+
 @birth("Torch.sqrt.0.backward inf")
 def in_torch_autograd_grad(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
@@ -165,6 +193,15 @@ def second_moment_of_foreach_adamw_in_fp16(watching: Watching) -> None:
     optimizer = torch.optim.AdamW(linear.parameters(), foreach=True)
     with watching(linear):
         train_once(linear, optimizer, 1e4)
+
+
+@birth("Torch._fused_adamw_.0.forward inf")
+def second_moment_of_fused_adamw(watching: Watching) -> None:
+    linear = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
+    with watching(linear):
+        linear(torch.full((1, 2), 1e-5)).mul(1e30).sum().backward()
+        optimizer.step()
 
 
 @birth("Tensor.addcdiv_.0.forward nan")

@@ -59,6 +59,35 @@ def foreach_in_place(watching: Watching) -> None:
         torch._foreach_div_(several, [torch.ones(2), torch.zeros(3)])
 
 
+@birth("Tensor.copy_.0.forward inf")
+def copied_into_fp16(watching: Watching) -> None:
+    into, x = torch.zeros(2, dtype=HALF), torch.tensor([1.0, 7e4])
+    with watching():
+        into.copy_(x)
+        into.sum()
+
+
+@birth("Tensor.__setitem__.0.forward inf")
+def assigned_into_fp16(watching: Watching) -> None:
+    into, x = torch.zeros(2, dtype=HALF), torch.tensor(7e4)
+    with watching():
+        into[1] = x
+        into.sum()
+
+
+@birth("Tensor.index_add_.0.forward inf")
+def added_by_index(watching: Watching) -> None:
+    into = torch.zeros(2, dtype=HALF)
+    with watching():
+        into.index_add_(0, torch.tensor([0, 0, 1]), torch.full((3,), 4e4, dtype=HALF))
+
+
+@birth("Torch.exp.0.forward inf")
+def in_inference_mode(watching: Watching) -> None:
+    with watching(), torch.inference_mode():
+        torch.exp(torch.full((3,), 100.0)).mul_(2).sum()
+
+
 @birth("Functional.linear.0.forward inf")
 def fp16_autocast(watching: Watching) -> None:
     linear = nn.Linear(64, 4)
@@ -153,3 +182,9 @@ def nan_in_the_second_batch(watching: Watching) -> None:
         for batch in batches:
             (batch * 2).sum()
             watch.step()
+
+
+@birth(arrivals=("Torch.tensor.0.forward had number",))
+def nan_in_a_list(watching: Watching) -> None:
+    with watching():
+        (torch.tensor([1.0, torch.nan]) * 2).sum()

@@ -1,7 +1,8 @@
 """A training script as a user of msprobe has it: `python msprobe_guide_script.py DEVICES CONFIG...`.
 
-It names nothing but the older tool's own names, and runs under the published package as it is, with one config. With several,
-each is a training of its own with a debugger of its own. A line of JSON is printed for each: what training has come to.
+It knows no names but those of the older tool, and runs under the published package as it is. With several configs each is a
+training of its own, on each of the devices (`{device}` in a config's path). A line of JSON is printed for each: what the
+training has come to, and what it comes to without the tool.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from msprobe.pytorch import PrecisionDebugger
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from msprobe.pytorch import PrecisionDebugger
 
 STEPS = 2
 
@@ -78,26 +80,34 @@ def train(device: str, config: str | None) -> dict[str, Any]:
 
 
 def forget_debugger() -> None:
-    """A process has one debugger to its end. So that one process can do for many: the end of this one."""
-    from tests.compat.msprobe_net import forget_debugger
+    """A process has one debugger, to its end. So that one process can do for many, this is the end of that one."""
+    from tests.compat import msprobe_net
 
-    forget_debugger()
+    msprobe_net.forget_debugger()
+
+
+def try_out(device: str, config: str) -> dict[str, Any]:
+    """What a training has come to, and what is left of the tool in torch."""
+    try:
+        found = train(device, config)
+    except ValueError as overflow:
+        PrecisionDebugger.stop()
+        found = {"overflow": str(overflow)}
+    return {**found, "installed": torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()}
 
 
 def main(devices: str, *configs: str) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("cpu:gloo,npu:hccl" if "npu" in devices else "gloo")
     for device in devices.split(","):
-        print(json.dumps({"device": device, "config": None, **train(device, None)}), flush=True)
+        plain = train(device, None)
         for config in configs:
-            try:
-                found = train(device, config.format(device=device))
-            except (ValueError, RuntimeError) as error:
-                found = {"error": f"{type(error).__name__}: {error}"}
-            installed = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
-            print(json.dumps({"device": device, "config": config, **found, "installed": installed}), flush=True)
-            if config is not configs[-1] or "," in devices:
+            if PrecisionDebugger._instance is not None:
                 forget_debugger()
+            name = config.format(device=device)
+            line = json.dumps({"config": name, **try_out(device, name), "plain": plain})
+            sys.stdout.write(f"{line}\n")  # at once: another rank writes, too
+            sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -205,6 +205,18 @@ def test_a_nan_shows_in_the_statistics() -> None:
     assert rows[0]["EucDist"] == "N/A"
 
 
+def test_a_nan_on_both_sides_hides_the_statistics_and_never_passes() -> None:
+    """Statistics of msprobe are all NaN then: the other elements may differ by anything."""
+    param = write_sides(error=0.5, task="statistics")
+    for path in (param["npu_json_path"], param["bench_json_path"]):
+        dump = json.loads(Path(path).read_text())
+        dump["data"][CONV]["output"][0] |= dict.fromkeys(("Max", "Min", "Mean", "Norm"), "NaN")
+        Path(path).write_text(json.dumps(dump))
+    row = row_of(compared(param), f"{CONV}.output.0")
+    assert (row[RESULT], row["NPU max"], row["Max diff"]) == ("N/A", "nan", "N/A")
+    assert row[MESSAGE].startswith("not measured: a NaN on both sides")
+
+
 def test_a_bench_of_zeros_has_a_distance() -> None:
     three_four = torch.tensor([3.0, 4.0])
     rows = pair_of({"a": {"x": three_four, "y": three_four}}, {"a": {"x": torch.zeros(2), "y": three_four}})

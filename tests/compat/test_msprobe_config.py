@@ -44,6 +44,17 @@ WRONG: list[tuple[Json, type[Exception], str]] = [
     ({"tensor": {"file_format": "bin"}}, SettingsError, "file_format is .*one of pt, npy"),
     ({"tensor": {"online_run_ut": True}}, SettingsError, "online_run_ut is true.*not part of this version"),
     ({"overflow_check": {"overflow_nums": "1"}}, SettingsError, "overflow_nums is .*a whole number"),
+    ({"overflow_check": {"overflow_nums": 0}}, SettingsError, "overflow_nums is 0.*from 1, or -1 for no end"),
+    (
+        {"task": "overflow_check", "overflow_check": {"list": ["relu"]}},
+        SettingsError,
+        "task is 'overflow_check' and list is set",
+    ),
+    (
+        {"task": "overflow_check", "overflow_check": {"data_mode": ["forward"]}},
+        SettingsError,
+        "task is 'overflow_check' and data_mode is set",
+    ),
     (
         {"level": "L2", "statistics": {"scope": ["a.0.forward", "b.0.forward"]}},
         SettingsError,

@@ -58,6 +58,42 @@ def test_a_step_may_be_dumped_in_several_turns(tmp_path: Path) -> None:
     assert stack[0] == ["Functional.relu.0.forward", "Functional.relu.1.forward"]
 
 
+def test_what_a_later_turn_does_not_have_of_an_earlier_one_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.ones(2, requires_grad=True)
+    debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"))
+    debugger.start()
+    out = F.relu(x)
+    debugger.stop()
+    debugger.start()
+    out.sum().backward(retain_graph=True)
+    out.backward(torch.ones(2))
+    debugger.stop()
+    assert "Functional.relu.0.backward" not in index(tmp_path)["data"]
+    assert "gradient of a call that was made before this recording began, not recorded (2 times)" in caplog.text
+
+
+def test_calls_that_have_no_name_are_not_counted_as_dumped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    x = torch.ones(2, requires_grad=True)
+    debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"))
+    debugger.start()
+    out = F.relu(x)
+    for _ in range(2):
+        out.backward(torch.ones(2), retain_graph=True)
+    debugger.stop()
+    assert f"Dumped {len(index(tmp_path)['data'])} calls" in caplog.text
+    assert "second backward, for which this layout has no name (1 times)" in caplog.text
+
+
+def test_a_path_that_cannot_be_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    debugger = PrecisionDebugger(dump_path=str(tmp_path / "file" / "dump"), step=[7])
+    with pytest.raises(SettingsError, match="cannot hold a dump: Not a directory"):
+        debugger.start()
+
+
 def test_the_rank_names_the_folder_and_is_chosen(tmp_path: Path) -> None:
     debugger = PrecisionDebugger(config_path=write_config(tmp_path, rank=[1, "3-4"]))
     for rank in (0, 3):

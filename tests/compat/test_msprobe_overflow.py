@@ -63,6 +63,19 @@ def test_overflows_are_dumped_and_end_the_training(
     assert json.loads(Path("found/overflow.json").read_text())["births"][0]["call"] == "Torch.log.0.forward"
 
 
+def test_a_second_turn_of_a_step_keeps_the_overflows_of_the_first(debugger: PrecisionDebugger) -> None:
+    debugger.start()
+    torch.log(-torch.ones(2))
+    debugger.stop()
+    debugger.start()
+    with pytest.raises(ValueError, match=r"\[overflow 2 times\]"):
+        torch.log(-torch.ones(2))
+    debugger.stop()
+    (dump,) = Path("dump").glob("step0/proc*/dump.json")
+    assert list(json.loads(dump.read_text())["data"]) == ["Torch.log.0.forward", "Torch.log.1.forward"]
+    assert len(list((dump.parent / "dump_tensor_data").iterdir())) == 4
+
+
 def test_a_dump_without_overflow_is_empty_and_says_so(debugger: PrecisionDebugger) -> None:
     model = nn.Linear(4, 4)
     debugger.start(model)

@@ -221,6 +221,11 @@ def nan_in_data() -> None:
     train(layer(batch).mean(), layer)
 
 
+@plant("came in: number")
+def nan_as_a_number() -> None:
+    torch.tensor([1.0, math.nan]).add(1.0)
+
+
 @plant("came in: parameter weight")
 def nan_in_weights() -> None:
     train(MODEL(numbers(3, 4)).mean(), MODEL)

@@ -6,26 +6,23 @@ The programs, each with what must be told of it, stand in `bench/overflow_*.py`.
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests import warm
-
-# At the end: names of other files in that folder are those of folders of tests.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
-
-from overflow_births import ANYWHERE
-from overflow_case import Outcome, Planted, Watching, watch_planted
-from overflow_forward import fp16_attention
-from overflow_ranks import RANKS, run_ranks
-
-
-def assert_told(outcome: Outcome) -> None:
-    assert outcome.error == ""
-    assert outcome.told == outcome.expected
+from tests.overflow.births import (
+    ANYWHERE,
+    RANKS,
+    Outcome,
+    Planted,
+    Watching,
+    assert_told,
+    fp16_attention,
+    run_ranks,
+    watch_planted,
+)
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
@@ -40,6 +37,7 @@ def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return {outcome.name: outcome for outcome in run_ranks(tmp_path_factory.mktemp("ranks"), warm.Popen)}
 
 
+@pytest.mark.xdist_group("births on two ranks")
 @pytest.mark.parametrize("name", RANKS)
 def test_a_birth_on_one_of_two_ranks_is_named_once(name: str, of_ranks: dict[str, Outcome]) -> None:
     assert_told(of_ranks[name])

@@ -20,6 +20,7 @@ from tensorprobe.errors import NoData, NotFound, RunDamaged, RunNotFound, Settin
 from tensorprobe.model import Call, Slot
 from tensorprobe.overflow import find_overflow
 from tensorprobe.overflow.replaying import replay_verdict
+from tests import warm
 
 NAMES = """mask_by_full_and_triu mask_by_log_of_zero overflow_beside_a_mask row_masked_everywhere log_of_zero in_the_optimizer
     gradient_of_a_root_at_zero true_nan_behind_a_mask nan_in_data memory_that_is_being_filled""".split()
@@ -64,7 +65,7 @@ def test_values_and_statistics_name_the_same_birth(runs: Path) -> None:
     assert by_values.births[0].outputs[0].first
     assert find_overflow(runs / "tensor", replay=False).births[0].verdict == "unknown"
     assert find_overflow(runs / "tensor", steps=[0]).exit_code == 0
-    assert find_overflow(runs / "tensor", allow=["Tensor.exp", "Tensor.log"]).births == []
+    assert find_overflow(runs / "tensor", allow="Tensor.exp").births[0].op == "Tensor.log"
     assert find_overflow(runs / "summary", near=1e36).summary.near
 
 
@@ -167,7 +168,7 @@ dist.destroy_process_group()
 
 def test_one_rank_of_two_is_blamed(tmp_path: Path) -> None:
     commands = [[sys.executable, "-c", RANKS, str(tmp_path), str(rank)] for rank in (0, 1)]
-    processes = [subprocess.Popen(command) for command in commands]
+    processes = [warm.Popen(command) for command in commands]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     for folder in ("watch", "run"):
         result = find_overflow(tmp_path / folder)

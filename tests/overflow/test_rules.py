@@ -22,7 +22,7 @@ INF = math.inf
 def facts(slot: str, values: list[float], *, weight: bool = False) -> Facts:
     found = facts_of(slot, torch.tensor(values))
     assert found is not None
-    return found._replace(weight=weight, key=repr(values))
+    return found._replace(never_mask=weight, key=repr(values))
 
 
 def birth(call: str, **changes: Any) -> Birth:
@@ -82,7 +82,7 @@ def test_infinities_are_passed_on_but_not_made_elsewhere() -> None:
 def test_a_parameter_is_never_a_mask() -> None:
     made = [facts("output.0", [-INF, 1.0])]
     assert Script().call("Tensor.add_", [facts("input.0", [1.0, 1.0])], made) == []
-    assert Script().call("Tensor.add_", [facts("input.0", [1.0, 1.0])], [made[0]._replace(weight=True)]) != []
+    assert Script().call("Tensor.add_", [facts("input.0", [1.0, 1.0])], [made[0]._replace(never_mask=True)]) != []
     assert Script().call("Functional.linear", [facts("input.1", [-INF, 1.0], weight=True)], made) == [
         "Arrival Functional.linear.0.forward"
     ]

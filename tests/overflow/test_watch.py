@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import threading
 import warnings
@@ -21,6 +20,7 @@ from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.overflow import BornCall, OverflowWatch, find_overflow
 from tensorprobe.overflow.ring import read_ring
 from tensorprobe.report.overflow_json import overflow_schema, read_overflow
+from tests import warm
 
 
 class Bursts(nn.Module):
@@ -106,7 +106,7 @@ def test_the_report_is_json_of_its_schema(folder: Path) -> None:
 def test_the_script_runs_the_call_alone(folder: Path) -> None:
     script = find_overflow(folder).births[0].script
     assert script is not None
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = warm.run([sys.executable, script])
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "within the limits on cpu")
 
 
@@ -142,7 +142,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_leaves_its_birth_and_its_last_calls(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "ovf")], check=False)
+    warm.run([sys.executable, "-c", KILLED, str(tmp_path / "ovf")])
     result = find_overflow(tmp_path / "ovf")
     assert [birth.call for birth in result.births] == ["Tensor.exp.0.forward"]
     assert not result.summary.closed

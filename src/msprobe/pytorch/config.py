@@ -133,6 +133,10 @@ def _consistent(config: DumpConfig) -> DumpConfig:
         raise SettingsError(
             f"level is 'debug' and task is {task!r}; variables are saved with task tensor or statistics."
         )
+    set_here = [name for name in ("scope", "list", "parts") if getattr(config, name) != getattr(DumpConfig, name)]
+    if task == "overflow_check" and set_here:
+        name = set_here[0].replace("parts", "data_mode")
+        raise SettingsError(f"task is 'overflow_check' and {name} is set. Every call is watched: leave {name} out.")
     if task == "run_ut" and level not in ("L1", "mix"):
         raise SettingsError(
             f"task is 'run_ut' and level is {level!r}; API calls are checked: set level to 'L1' or 'mix'."
@@ -166,6 +170,12 @@ def _switch(key: str, value: Any) -> dict[str, Any]:
 def _whole(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingsError("it must be a whole number")
+    return {key: value}
+
+
+def _count(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise SettingsError("it must be a whole number from 1, or -1 for no end")
     return {key: value}
 
 
@@ -256,7 +266,7 @@ _SECTIONS: dict[str, Any] = {
     "structure": _CALLS,
     "run_ut": {**_CHECKS, "list": _texts, "data_mode": _data_mode},
     "acc_check": {**_CHECKS, "list": _texts, "data_mode": _data_mode},
-    "overflow_check": {**_CALLS, "overflow_nums": _whole, "check_mode": _without_effect},
+    "overflow_check": {**_CALLS, "overflow_nums": _count, "check_mode": _without_effect},
     **dict.fromkeys(_OTHER_TASKS),
 }
 """Section of a task → its fields; None for one that is not looked into."""

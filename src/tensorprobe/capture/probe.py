@@ -143,6 +143,7 @@ class Probe:
             return self.coverage
         atexit.unregister(self.stop)
         self._pause(session)
+        session.ended = True
         self.numbers = session.numbers_now()
         for tap in (self._modules, self._recompute, self._collectives, self._steps):
             tap.remove()

@@ -90,7 +90,7 @@ class Session:
         self.snapshots = snapshots
         self.selection = selection
         self.recording = False
-        self.forked = False
+        self.forked = self.ended = False
         self.over = False
         """Whether a sink has ended it: no step begins any more."""
         self.numbers_go_on = False
@@ -309,6 +309,7 @@ class Session:
         """Tool code inside the autograd engine."""
         state = self.state
         if not self.recording or state.busy:
+            self._tell_successor()
             return
         if watch.call.step != self.step:
             self.notes["backward of a call of an earlier step, not recorded"] += 1
@@ -325,6 +326,16 @@ class Session:
             self.tool_failed(watch.call.backward_name, error)
         finally:
             state.busy = False
+
+    def _tell_successor(self) -> None:
+        """A gradient reached a call of a recording that has ended: the one that is under way now does not have it."""
+        if not self.ended:
+            return
+        try:
+            for session in [session for session in _live if session.recording]:
+                session.notes["gradient of a call that was made before this recording began, not recorded"] += 1
+        except RuntimeError as error:  # another thread begins a recording at this moment
+            self.tool_failed("gradient after the end", error)
 
     def _expect_end(self, task: int, watch: Watch) -> None:
         """When the engine is done, watches that not every edge was asked for hand over what they have."""

@@ -23,7 +23,7 @@ from tensorprobe.compare.reading import CHUNK, CallPair, read_in_step, read_pair
 from tensorprobe.compare.rows import RowLists
 from tensorprobe.compare.structure import Fact, call_facts, lacking_slots, pair_slots, slot_facts
 from tensorprobe.errors import TensorDamaged
-from tensorprobe.model import DTYPES, Call, Slot
+from tensorprobe.model import DTYPES, Call, Slot, Summary
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Buckets, Finding, FindingKind
 from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
@@ -260,7 +260,7 @@ class _Table:
             else VALUES
             if a.offset is not None and b.offset is not None
             else STATISTICS
-            if a.summary is not None and b.summary is not None
+            if a.summary is not None and b.summary is not None and not _are_hidden(a.summary, b.summary)
             else NONE
             for a, b in zip(left, right, strict=True)
         ]
@@ -398,4 +398,18 @@ class _Table:
 
 def _why_not(ours: Slot, theirs: Slot) -> str:
     """Why a pair of slots cannot be measured."""
-    return ours.skipped or theirs.skipped or ("other shape" if ours.shape != theirs.shape else "not recorded")
+    if ours.skipped or theirs.skipped:
+        return ours.skipped or theirs.skipped or ""
+    if ours.shape != theirs.shape:
+        return "other shape"
+    if ours.summary is not None and theirs.summary is not None:
+        return "a NaN on both sides, and nothing is known of the other elements"
+    return "not recorded"
+
+
+def _are_hidden(ours: Summary, theirs: Summary) -> bool:
+    """Whether there is a NaN on both sides of a dump whose tool lets it into every statistic: none tells of the rest then."""
+    if ours.nan >= 0 or theirs.nan >= 0:
+        return False
+    pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))
+    return all(one != one or other != other for one, other in pairs)

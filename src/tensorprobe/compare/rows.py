@@ -76,6 +76,7 @@ class RowLists:
         side = numpy.array([sides[name] for name in self.slot], dtype=numpy.int8)
         backward = numpy.array([direction == "backward" for direction in directions], dtype=bool)
         output, parameters = SIDES.index("output"), SIDES.index("parameters")
+        basis = numpy.array(self.basis, dtype=numpy.int8)
         return Rows(
             call=call,
             slot=self.slot,
@@ -84,9 +85,10 @@ class RowLists:
             dtypes=(_codes(self._dtypes[0]), _codes(self._dtypes[1])),
             dtype_names=self._dtypes,
             shapes=self._shapes,
-            basis=numpy.array(self.basis, dtype=numpy.int8),
+            basis=basis,
             key=numpy.array(self.key, dtype=numpy.int64),
             grad=numpy.array(self._grad, dtype=bool),
+            other_bits=numpy.array(self._digested, dtype=bool) & (basis != DIGEST),
             note=self.note,
             figures=self._figures(raw),
         )

@@ -41,6 +41,7 @@ _ROUNDOFF = numpy.array([2.0 ** -_SIGNIFICANT_BITS.get(dtype.name, 2000) for dty
 """By dtype code; integers and bool, which are exact, have 0. The last entry is for an unknown dtype."""
 _ACCUMULATOR = 2.0**-24
 """Sums of narrow floats are expected in float32."""
+_ROUNDOFF_OF_FLOAT64 = 2.0**-53
 
 RESULT_ROUNDINGS = 0.5
 """RMS error in roundoffs of a narrow result. Two results that agree to float32 before they are rounded differ in few elements,
@@ -58,6 +59,9 @@ PEAK = 8.0
 """The greatest error may be so many times the RMS allowance: values vary in size within a tensor."""
 GREATEST_OFFSET = 1e3
 """How far the values of a normalised tensor may lie from their mean, in deviations; beyond, nothing is excused."""
+STATISTICS_ROUNDINGS = 16.0
+"""Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: it is a sum, and each device adds in
+an order of its own."""
 GREATEST_RANGE = 100.0
 """Arguments of an exponential further apart give zero: a mask of -1e9 does not excuse errors of the rest."""
 _TINY = 1e-300
@@ -117,6 +121,7 @@ def errors_of(measured: Measured) -> Errors:
         rms_error = numpy.where(numpy.isinf(relative), other, _clean(relative) * rms)
         peak_error = _clean(figures["max_abs"])
         weak = rows.basis == STATISTICS
+        same = numpy.zeros(len(weak), dtype=bool)
         if weak.any():
             ends = [_difference(figures[f"candidate_{end}"], figures[f"baseline_{end}"]) for end in ("max", "min")]
             peak_error[weak] = numpy.maximum(*ends)[weak]
@@ -125,9 +130,11 @@ def errors_of(measured: Measured) -> Errors:
             rms[unknown] = _greatest_rms(figures)[unknown]
             other[unknown] = rms[unknown]
             rms_error[weak] = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))[weak]
+            same = weak & ~rows.other_bits & _same_statistics(figures, rms, finite)
+            rms_error[same] = 0.0
         relative = numpy.where(rms_error > 0, rms_error / numpy.maximum(rms, _TINY), 0.0)
     alike = (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0) & (figures["different"] <= 0)
-    equal = (rows.basis == DIGEST) | ((rows.basis == VALUES) & alike) | (weak & figures["bit_identical"].astype(bool))
+    equal = (rows.basis == DIGEST) | ((rows.basis == VALUES) & alike) | same
     return Errors(
         exact=roundoff == 0,
         measured=rows.basis != NONE,
@@ -369,6 +376,23 @@ def _greatest_rms(figures: dict[str, Array]) -> Array:
     """The greatest root mean square that numbers with this greatest, least and mean can have."""
     greatest, least, mean = (_clean(figures[f"baseline_{name}"]) for name in ("max", "min", "mean"))
     return numpy.asarray(numpy.sqrt(mean**2 + numpy.maximum((greatest - mean) * (mean - least), 0.0)))
+
+
+def _same_statistics(figures: dict[str, Array], rms: Array, count: Array) -> Array:
+    """Whether two summaries may be those of the same numbers, added up by two devices, or by two tools."""
+
+    def same(name: str, within: Array | float) -> Array:
+        ours, theirs = figures[f"baseline_{name}"], figures[f"candidate_{name}"]
+        unknown = numpy.isnan(ours) & numpy.isnan(theirs)
+        return numpy.asarray((ours == theirs) | unknown | (abs(ours - theirs) <= within))
+
+    norms = figures["baseline_norm"], figures["candidate_norm"]
+    # Ours are sums in float64. A norm that float32 can hold comes from a tool that adds in it.
+    narrow = numpy.logical_or(*(norm == norm.astype(numpy.float32) for norm in norms))
+    within = STATISTICS_ROUNDINGS * numpy.where(narrow, _ACCUMULATOR, _ROUNDOFF_OF_FLOAT64) * rms
+    sums = same("mean", within) & same("norm", within * numpy.sqrt(count))
+    ends = same("max", 0.0) & same("min", 0.0)
+    return numpy.asarray(sums & ends & (figures["nonfinite_different"] <= 0))
 
 
 def _difference(one: Array, other: Array) -> Array:

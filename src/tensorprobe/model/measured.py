@@ -76,6 +76,8 @@ class Rows:
     made: Array
     """Whether the call made the tensor: outputs, and in a backward call the gradients of the parameters."""
     grad: Array
+    other_bits: Array
+    """Whether both sides have digests of one kind, and these differ: the tensors do, however alike their statistics are."""
     note: list[str]
     figures: dict[str, Array]
 

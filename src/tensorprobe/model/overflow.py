@@ -79,7 +79,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     slot: str
     what: str
-    """`parameter blocks.0.weight`, `input`, `uninitialised memory`, `from another rank`, `gradient`."""
+    """`parameter blocks.0.weight`, `input`, `uninitialised memory`, `from another rank`, `gradient`, `number`."""
     module: str
     step: int
     rank: int

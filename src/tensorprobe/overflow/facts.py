@@ -17,7 +17,7 @@ from tensorprobe.numerics.summary import Moments
 
 class Facts(NamedTuple):
     """`key` is equal for tensors that share memory, or content. `values` gives the tensor, where it can still be had.
-    `weight`: it is a parameter, which is never a mask."""
+    `never_mask`: it is a parameter or a gradient."""
 
     slot: str
     dtype: str
@@ -25,7 +25,7 @@ class Facts(NamedTuple):
     moments: Moments
     key: Hashable
     values: Callable[[], Any] | None = None
-    weight: bool = False
+    never_mask: bool = False
 
     @property
     def clean(self) -> bool:

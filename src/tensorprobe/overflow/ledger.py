@@ -24,6 +24,7 @@ from tensorprobe.overflow.rules import (
     from_outside,
     is_allowed,
     is_meant,
+    made_of_numbers,
     may_be_mask,
 )
 
@@ -161,10 +162,13 @@ class Ledger:
                 self._doubtful.append(finding)
                 self._mark(seen.outputs, Origin("doubtful", finding))
                 return []
+        if made_of_numbers(seen):
+            finding = make_arrival(next(facts for facts in seen.outputs if not facts.clean))
+            return [self.add_birth(seen, finding)]
         return [self.add_birth(seen, make_birth("nan" if any(f.moments.nan for f in seen.outputs) else "inf"))]
 
     def add_birth(self, seen: Seen, finding: Finding) -> Finding:
-        """A call that gave birth, by whatever rule."""
+        """A call that gave birth, or that brought in what its arguments were, by whatever rule."""
         self._keep(finding)
         self._taint(seen, finding)
         return finding

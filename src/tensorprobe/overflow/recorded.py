@@ -215,8 +215,11 @@ class _Rank:
             return None
         self._search._known += 1
         key = slot.digest or (slot.dtype, slot.shape, moments)
-        weight = slot.side == "parameters" or (slot.grad and self._may_be_weight(slot, key))
-        return Facts(slot.name, slot.dtype, slot.shape, moments, key, slot.tensor if slot.has_data else None, weight)
+        gradient = slot.call.direction == "backward" or slot.side == "parameters"
+        never_mask = gradient or (slot.grad and self._may_be_weight(slot, key))
+        return Facts(
+            slot.name, slot.dtype, slot.shape, moments, key, slot.tensor if slot.has_data else None, never_mask
+        )
 
     def _may_be_weight(self, slot: StoredSlot, key: Any) -> bool:
         """Of a tensor that requires a gradient: whether no call has made it, or one has changed it in place."""

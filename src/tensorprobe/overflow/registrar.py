@@ -28,7 +28,7 @@ from tensorprobe.overflow.facts import Facts
 from tensorprobe.overflow.keeping import Keeper
 from tensorprobe.overflow.ledger import Finding, Ledger
 from tensorprobe.overflow.looker import Before, OverflowLooker, Remembered
-from tensorprobe.overflow.rules import Seen, given_numbers
+from tensorprobe.overflow.rules import Seen, arguments, given_numbers
 from tensorprobe.overflow.scaler import UNSCALE, ScalerWait
 from tensorprobe.overflow.tensors import FLOATING, facts_of, key_of
 
@@ -121,7 +121,8 @@ class Registrar:
         inputs = [(f"input.{place}", tensor) for place, tensor in enumerate(given) if tensor is not None]
         slots = _gradient_slots(call, remembered, len(results))
         outputs = [(slots[place], tensor) for place, tensor in enumerate(results) if tensor is not None]
-        seen = Seen(call.backward_name, call.plan.name, call.module, None, None, _facts(inputs), _facts(outputs))
+        given_facts, made = ([each._replace(never_mask=True) for each in _facts(side)] for side in (inputs, outputs))
+        seen = Seen(call.backward_name, call.plan.name, call.module, None, None, given_facts, made)
 
         def keep(birth: Birth) -> BornCall:
             return self.keeper.backward(birth, call, remembered, inputs, outputs)
@@ -176,7 +177,8 @@ class Registrar:
 
         def make_arrival(facts: Facts) -> Finding:
             bare = "uninitialised memory" if self.ledger.is_bare(facts.key) else ""
-            kind = what or bare or self.describer.what(facts, tensors)
+            made_here = "number" if facts.slot.startswith("output") else ""
+            kind = what or bare or made_here or self.describer.what(facts, tensors)
             return Finding(self.describer.arrival(at, seen, facts, kind, frames))
 
         if not all(facts.clean for facts in seen.outputs):
@@ -207,7 +209,7 @@ class Registrar:
 
 def _is_saturated(seen: Seen, limit: float) -> bool:
     """Whether nobody has asked for the greatest number, and no input had it."""
-    asked = any(abs(number) >= limit for number in given_numbers([seen.args, seen.kwargs]))
+    asked = any(abs(number) >= limit for number in given_numbers(arguments(seen)))
     moved = bool(family_of(seen.op) & Family.EXACT) and seen.op.rpartition(".")[2] not in CASTS
     return not asked and not moved and all(facts.clean and _greatest(facts) != limit for facts in seen.inputs)
 

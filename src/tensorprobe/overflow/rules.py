@@ -9,11 +9,12 @@ outside), *intended*, or *doubtful*.
 4.  NaN        out of finite inputs, or out of intended infinities (0 · inf, inf - inf, a row masked everywhere) → birth
 5.  given      every infinity of the output was an argument: masked_fill, where, full, fill_, x[m] = -inf → intended
 6.  passed on  the inputs hold intended infinities, and the output has none elsewhere          → intended
-7.  doubtful   only -inf, made by a logarithm, a cast, a sum or a product with a number: a mask that is being made.
+7.  doubtful   only -inf, in a forward call, made by a logarithm, a cast, a sum or a product with a number: a mask that is being made.
                It is a birth as soon as rule 3 finds that it did harm, and none if it never does.
-8.             anything else                                                                   → birth
-A tensor from outside that holds -inf and neither +inf nor NaN is a mask: intended. So is a single infinite number. A
-parameter is neither, whoever wrote to it.
+8.  numbers    the call has no tensor among its arguments, or a NaN as a number: data          → came in
+9.             anything else                                                                   → birth
+A tensor from outside that holds -inf and neither +inf nor NaN is a mask: intended. So is a single infinite number.
+Parameters and gradients are never masks.
 """
 
 from __future__ import annotations
@@ -78,9 +79,14 @@ def is_allowed(allow: Iterable[str], *names: str) -> bool:
 
 def from_outside(facts: Facts) -> Origin | None:
     """The origin of a tensor that no watched call has made: intended when it is a mask; None when it is not."""
-    if facts.moments.nan or facts.weight:
+    if facts.moments.nan or facts.never_mask:
         return None
     return INTENDED if facts.signs == {-math.inf} or facts.single else None
+
+
+def arguments(call: Seen) -> list[Any]:
+    """The trees of all arguments, by position and by keyword."""
+    return [*(call.args or ()), *(call.kwargs or {}).values()]
 
 
 def given_numbers(tree: Any) -> Iterator[float]:
@@ -103,7 +109,7 @@ def given_numbers(tree: Any) -> Iterator[float]:
 def is_meant(call: Seen) -> bool:
     """Rules 5 and 6: whether all infinities of the outputs were given, or passed on. There is no NaN, and nothing bad."""
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
-    given = {number for number in given_numbers([call.args, call.kwargs]) if math.isinf(number)}
+    given = {number for number in given_numbers(arguments(call)) if math.isinf(number)}
     given |= {sign for facts in call.inputs if facts.single for sign in facts.signs}
     if short_op(call.op) in ("neg", "sub", "rsub", "mul", "div"):
         given |= {-sign for sign in given}
@@ -137,11 +143,27 @@ def new_places(call: Seen) -> int | None:
     return int(found.sum())
 
 
+def made_of_numbers(call: Seen) -> bool:
+    """Whether a call only puts numbers of the program into a tensor, or was given a NaN: data that are so."""
+    if call.args is None and call.kwargs is None:
+        return False
+    return not _any_slot(arguments(call)) or any(map(math.isnan, given_numbers(arguments(call))))
+
+
+def _any_slot(tree: Any) -> bool:
+    """Whether there is a tensor among arguments."""
+    if isinstance(tree, list):
+        return any(_any_slot(part) for part in tree)
+    if isinstance(tree, dict):
+        return "slot" in tree or any(_any_slot(part) for part in tree.values())
+    return False
+
+
 def may_be_mask(call: Seen) -> bool:
     """Rule 7."""
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
-    weights = any(facts.weight for facts in call.outputs)
-    return signs == {-math.inf} and short_op(call.op) in MASK_MAKERS and not weights
+    never = call.name.endswith("backward") or any(facts.never_mask for facts in call.outputs)
+    return signs == {-math.inf} and short_op(call.op) in MASK_MAKERS and not never
 
 
 def does_harm(call: Seen) -> bool:

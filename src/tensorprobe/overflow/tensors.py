@@ -32,8 +32,8 @@ def facts_of(slot: str, tensor: torch.Tensor) -> Facts | None:
             moments = summarize_address(block.const_data_ptr() if block.numel() else 0, block.numel(), dtype)
         else:
             (moments,) = fetch_moments([device_moments(found)])
-    weight = tensor.requires_grad and tensor.is_leaf
-    return Facts(slot, dtype.name, tuple(found.shape), moments, key_of(found), lambda: found, weight)
+    parameter = tensor.requires_grad and tensor.is_leaf
+    return Facts(slot, dtype.name, tuple(found.shape), moments, key_of(found), lambda: found, parameter)
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:

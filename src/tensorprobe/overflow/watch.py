@@ -121,6 +121,11 @@ class OverflowWatch:
         """Say that a training step has ended."""
         self._probe.step()
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """After the end: the next number of each op."""
+        return self._probe.numbers
+
     def __enter__(self) -> OverflowWatch:
         return self.start()
 

@@ -170,6 +170,8 @@ class Written(NamedTuple):
     lost_calls: int
     failures: Counter[str]
     notes: list[str]
+    left_out: int = 0
+    """Calls that the layout has no name for."""
 
 
 def closed_part(rank: int, trainer_pid: int, closing: CloseEvent, written: Written) -> RankPart:
@@ -178,7 +180,8 @@ def closed_part(rank: int, trainer_pid: int, closing: CloseEvent, written: Writt
     failures = [f"{what} ({count} times)" for what, count in written.failures.items()]
     coverage = msgspec.structs.replace(
         coverage,
-        recorded=coverage.recorded - written.lost_calls,
+        recorded=coverage.recorded - written.lost_calls - written.left_out,
+        filtered=coverage.filtered + written.left_out,
         failed=coverage.failed + written.lost_calls,
         bytes_written=written.size_bytes,
         notes=[*coverage.notes, *failures, *written.notes],

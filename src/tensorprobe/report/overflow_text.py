@@ -149,7 +149,12 @@ def _arrival(arrival: Arrival) -> list[str]:
 def _what(arrival: Arrival) -> str:
     if arrival.what == "gradient":
         return "a gradient that no watched call has made (the engine adds up gradients of a tensor that is used twice)"
-    known = {"input": "an input", "parameter": "a parameter", "from another rank": "something from another rank"}
+    known = {
+        "input": "an input",
+        "parameter": "a parameter",
+        "number": "a number in the program",
+        "from another rank": "something from another rank",
+    }
     return known.get(arrival.what, plain(arrival.what))
 
 

@@ -50,7 +50,8 @@ def begin(
     if running is not None:
         raise SettingsError(f"a recording into '{running.out}' is running in this process. Stop it first.")
     if config.task == "overflow_check":
-        return start_overflow(config, folder, model=model, rank=rank)
+        numbers = None if before is None else before.numbers
+        return start_overflow(config, folder, model=model, rank=rank, numbers=numbers)
     form = make_form(config, folder, continued=before is not None)
     settings: dict[str, Any] = {"level": _LEVELS[config.level], "stacks": config.extra_info}
     if only is not None:

@@ -29,12 +29,20 @@ _counted: dict[int, int] = {}
 class OverflowDump:
     """The overflows of one rank in one step."""
 
-    def __init__(self, config: DumpConfig, folder: Path, *, model: Any, rank: int) -> None:
+    def __init__(
+        self, config: DumpConfig, folder: Path, *, model: Any, rank: int, numbers: dict[str, int] | None
+    ) -> None:
         from tensorprobe.overflow import OverflowWatch
 
         self._config, self._folder = config, folder
         self.numbers: dict[str, int] = {}
-        form = MsprobeForm(str(folder), task="overflow_check", level=config.level, values=config.file_format)  # type: ignore[arg-type]
+        form = MsprobeForm(
+            str(folder),
+            task="overflow_check",
+            level="L1",  # API calls are dumped, whatever level the settings name
+            values=config.file_format,  # type: ignore[arg-type]  # checked by read_config
+            continued=numbers is not None,
+        )
         place = make_place(form)
         self._writer = RunWriter(
             folder / form.index, rank, keep_data=True, ring_bytes=32 << 20, in_process=True, form=form, place=place
@@ -55,7 +63,7 @@ class OverflowDump:
                 replay=False,
                 rank=rank,
                 steps_by="call",
-                ways=OlderWays(operators=True),
+                ways=OlderWays(operators=True, numbers=numbers or {}),
             ).start()
         except BaseException:
             self._close()
@@ -64,6 +72,7 @@ class OverflowDump:
     def stop(self) -> Coverage | None:
         """Watch no more, and wait until all is on disk."""
         self._watch.stop()
+        self.numbers = self._watch.numbers
         self._close()
         return None
 
@@ -114,6 +123,11 @@ class OverflowDump:
         )
 
 
-def start_overflow(config: DumpConfig, folder: Path, *, model: Any, rank: int) -> OverflowDump:
-    """Watch for overflows, and dump the calls that have them into `folder`, which is `…/step0/rank0`."""
-    return OverflowDump(config, folder, model=model, rank=rank)
+def start_overflow(
+    config: DumpConfig, folder: Path, *, model: Any, rank: int, numbers: dict[str, int] | None = None
+) -> OverflowDump:
+    """Watch for overflows, and dump the calls that have them into `folder`, which is `…/step0/rank0`.
+
+    With the `numbers` that calls had at the end of an earlier turn it goes on in that one's dump.
+    """
+    return OverflowDump(config, folder, model=model, rank=rank, numbers=numbers)

@@ -59,7 +59,8 @@ class PrecisionDebugger:
         self._saved: SavedVariables | None = None
         self._tap: LoaderTap | None = None
         self._said: set[str] = set()
-        self._has_dumped = False
+        self._under_way = False
+        """Whether a first `start` has gone well: nothing is raised any more then."""
         self._pid = os.getpid()
         if config.seed is not None or config.is_deterministic:
             seed_all(_DEFAULT_SEED if config.seed is None else config.seed, mode=config.is_deterministic)
@@ -154,17 +155,22 @@ class PrecisionDebugger:
         if turn.dump is not None or config.level == "debug":
             return
         folder, number = find_place(config, turn.step, rank)
-        if not self._is_wanted(number):
-            return
+        wanted = self._is_wanted(number)
         before = turn.before if turn.folder == folder else None
         try:
-            turn.dump = begin(config, folder, rank=number, model=self._model, only=turn.only, before=before)
+            if not self._under_way:
+                config.dump_path.mkdir(parents=True, exist_ok=True)  # the first wanted step may be hours away
+            if wanted:
+                turn.dump = begin(config, folder, rank=number, model=self._model, only=turn.only, before=before)
         except (OSError, TensorprobeError) as error:
-            if not self._has_dumped:
-                raise
+            if not self._under_way:
+                raise _explained(error, config.dump_path) from None
             logger.error("Step %d is not dumped: %s", turn.step, error)  # training is under way: it goes on
             return
-        turn.folder, turn.rank, self._has_dumped = folder, rank, True
+        self._under_way = True
+        if not wanted:
+            return
+        turn.folder, turn.rank = folder, rank
         if before is None:
             logger.info("Step %d is dumped to '%s'.", turn.step, folder)
 
@@ -234,6 +240,13 @@ class PrecisionDebugger:
         self._unwatch()
         self._end()
         self._close_saved()
+
+
+def _explained(error: Exception, path: Path) -> Exception:
+    """What the disk says of a folder, as an error in the settings."""
+    if not isinstance(error, OSError):
+        return error
+    return SettingsError(f"dump_path '{path}' cannot hold a dump: {error.strerror or error}. Choose another folder.")
 
 
 @dataclass

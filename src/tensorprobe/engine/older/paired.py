@@ -129,7 +129,7 @@ class Paired:
         if npu_has and bench_has:
             return ""
         who = "either dump" if npu_has == bench_has else "the bench dump" if npu_has else "the NPU dump"
-        return f"no values ({self._files}) in {who}"
+        return f"no values{f' ({self._files})' if self._files else ''} in {who}"
 
     def _say_lonely(self, message: Array) -> None:
         """Of a line without a partner: whether the whole call has none, or this tensor of it."""

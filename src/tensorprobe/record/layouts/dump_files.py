@@ -40,6 +40,7 @@ _LONGEST_NAME = 200
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*")
 _STREAM = 0
 _SCALARS = (bool, int, float)
+_NAMELESS = "recomputed call or second backward, for which this layout has no name"
 
 Slots = list[tuple[SlotEvent, Stored | None]]
 
@@ -62,6 +63,7 @@ class DumpFiles:
         self._lost_calls = 0
         self._failures: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._nameless_calls = 0
 
     def step(self, step: int) -> None:
         """A dump knows no steps."""
@@ -76,7 +78,7 @@ class DumpFiles:
         """Write the tensors of a call, then note its lines."""
         try:
             if event.repeat and not isinstance(self._form, AclForm):
-                self._left_out["recomputed call or second backward, for which this layout has no name"] += 1
+                self._nameless_calls += 1
             else:
                 self._write(event, slots)
         finally:
@@ -113,10 +115,11 @@ class DumpFiles:
         self._close()
         if closing is None:
             return None
+        if self._nameless_calls:
+            self._left_out[_NAMELESS] = self._nameless_calls
         notes = [f"{what} ({count} times)" for what, count in self._left_out.items()]
-        return closed_part(
-            self._rank, trainer_pid, closing, Written(self._bytes, self._lost_calls, self._failures, notes)
-        )
+        written = Written(self._bytes, self._lost_calls, self._failures, notes, self._nameless_calls)
+        return closed_part(self._rank, trainer_pid, closing, written)
 
     def _close(self) -> None:
         if self._pkl != -1:
