@@ -16,9 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from measure import folder_size
-from msprobe.pytorch import PrecisionDebugger
 from protocol import Trainable, measure_captured, measure_plain, print_result, worker_options
 from workloads import build_named
+
+from msprobe.pytorch import PrecisionDebugger
 
 TASKS = {"tensor": ("tensor", "statistics"), "summary": ("statistics", "statistics"), "digest": ("statistics", "md5")}
 """Mode of the benchmark → the peer's task and summary_mode."""

@@ -1,8 +1,7 @@
-"""A training script as a user of msprobe has it: `python msprobe_guide_script.py DEVICES CONFIG...`.
+"""A training script as a user of msprobe has it: `python msprobe_guide_script.py DEVICE CONFIG [DEVICE CONFIG]...`.
 
 It knows no names but those of the older tool, and runs under the published package as it is. With several configs each is a
-training of its own, on each of the devices (`{device}` in a config's path). A line of JSON is printed for each: what the
-training has come to, and what it comes to without the tool.
+training of its own. A line of JSON is printed for each: what the training has come to, and what it comes to without the tool.
 """
 
 from __future__ import annotations
@@ -96,18 +95,17 @@ def try_out(device: str, config: str) -> dict[str, Any]:
     return {**found, "installed": torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()}
 
 
-def main(devices: str, *configs: str) -> None:
+def main(*given: str) -> None:
+    devices, configs = given[::2], given[1::2]
     if "RANK" in os.environ:
         dist.init_process_group("cpu:gloo,npu:hccl" if "npu" in devices else "gloo")
-    for device in devices.split(","):
-        plain = train(device, None)
-        for config in configs:
-            if PrecisionDebugger._instance is not None:
-                forget_debugger()
-            name = config.format(device=device)
-            line = json.dumps({"config": name, **try_out(device, name), "plain": plain})
-            sys.stdout.write(f"{line}\n")  # at once: another rank writes, too
-            sys.stdout.flush()
+    plain = {device: train(device, None) for device in dict.fromkeys(devices)}
+    for device, config in zip(devices, configs, strict=True):
+        if PrecisionDebugger._instance is not None:
+            forget_debugger()
+        line = json.dumps({"config": config, **try_out(device, config), "plain": plain[device]})
+        sys.stdout.write(f"{line}\n")  # at once: another rank writes, too
+        sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()
 
