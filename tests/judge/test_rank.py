@@ -246,3 +246,15 @@ def test_a_policy_of_limits_names_the_parameters_that_differ_too(tmp_path: Path)
     result = compare(tmp_path, chain(), chain(weights=scaled), policy="bitwise")
     assert [one.name for one in result.summary.externals] == ["layers.1.weight"]
     assert result.summary.statuses["introduced"] == 0
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("bare summary", "agrees"), ("summary", "introduced")])
+def test_sums_of_the_same_numbers_differ_in_their_last_bits(tmp_path: Path, mode: str, expected: str) -> None:
+    """Another order is all that a device needs for it. A digest that differs says more than statistics that do not."""
+    for number in range(5):
+        shuffled = np.random.default_rng(number).permutation(X.ravel()).reshape(X.shape)
+        runs = [
+            write(tmp_path / f"{side}{number}", [call("Tensor.clone.0.forward", inputs=[X], outputs=[made])], mode=mode)
+            for side, made in (("a", X), ("b", shuffled))
+        ]
+        assert statuses(tensorprobe.compare(*runs)) == [expected]

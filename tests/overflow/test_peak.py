@@ -64,7 +64,15 @@ def test_the_scanner_looks_only_at_what_is_plain() -> None:
     assert fast.greatest(scanner, [torch.tensor([1.0, -3.0]), None, torch.tensor([2.0]).half()]) == 3.0
     assert fast.greatest(scanner, (torch.arange(3), torch.empty(0), torch.nn.Parameter(torch.ones(2)))) == 1.0
     assert fast.greatest(scanner, (torch.full((3,), 2.5, dtype=torch.bfloat16),)) == 2.5
-    for strange in (torch.ones(2, 3).t(), torch.empty(2, device="meta"), torch.eye(2).to_sparse(), 7, "text"):
+    assert fast.greatest(scanner, [torch.full((2, 3), 4.0).t()]) == 4.0
+    for strange in (
+        torch.ones(4, 6)[::2, ::2],
+        torch.ones(1).expand(3),
+        torch.empty(2, device="meta"),
+        torch.eye(2).to_sparse(),
+        7,
+        "text",
+    ):
         assert fast.greatest(scanner, [strange]) is None
     for bad in (math.nan, math.inf, torch.finfo(torch.float32).max):
         assert fast.greatest(scanner, [torch.ones(2), torch.tensor([1.0, bad])]) is None

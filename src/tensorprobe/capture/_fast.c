@@ -35,8 +35,8 @@
 enum { HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN };
 
 /* Methods of the tensor type, looked up once; they serve its subclass for parameters too. */
-enum { IS_CONTIGUOUS, IS_NEG, IS_CONJ, CONST_DATA_PTR, NUMEL, STORAGE_OFFSET, METHODS };
-static const char *const method_names[METHODS] = {"is_contiguous", "is_neg", "is_conj", "const_data_ptr", "numel", "storage_offset"};
+enum { IS_CONTIGUOUS, IS_NEG, IS_CONJ, CONST_DATA_PTR, NUMEL, STORAGE_OFFSET, STRIDE, METHODS };
+static const char *const method_names[METHODS] = {"is_contiguous", "is_neg", "is_conj", "const_data_ptr", "numel", "storage_offset", "stride"};
 
 typedef struct {
     PyObject *tensor_type, *parameter_type, *dtypes, *pieces_owner, *cpu;
@@ -99,7 +99,7 @@ static int fill_context(Context *c, PyObject *tensor, PyObject *parameter, PyObj
     if (c->cpu == NULL) return -1;
     c->dtypes = PyDict_Copy(dtypes); /* its rows are borrowed below: nobody else may take one away */
     if (c->dtypes == NULL || check_dtypes(c->dtypes) || check_owner(owner)) return -1;
-    for (int i = 0; i < METHODS; i++) {
+    for (int i = 0; i < STRIDE; i++) { /* strides are asked for by the scanner only */
         c->methods[i] = PyObject_GetAttrString(tensor, method_names[i]);
         if (c->methods[i] != NULL) continue;
         PyErr_Format(PyExc_TypeError, "the tensor type has no method %s", method_names[i]);
@@ -378,6 +378,33 @@ static double magnitude_of(int64_t code, uint64_t peak) {
     }
 }
 
+#define MOST_DIMENSIONS 16
+
+/* Whether strides permute a block without holes or overlap: 1 or 0, -1 on error. */
+static int is_dense(const Context *c, PyObject *tensor) {
+    PyObject *shape = PyObject_GetAttr(tensor, s_shape), *stride = shape == NULL ? NULL : ask(c, STRIDE, tensor);
+    long long sizes[MOST_DIMENSIONS], steps[MOST_DIMENSIONS];
+    unsigned long long expected = 1;
+    int used = 0, dense = stride == NULL ? -1 : 0;
+    if (stride != NULL && PyTuple_Check(shape) && PyTuple_Check(stride) && PyTuple_Size(shape) == PyTuple_Size(stride) &&
+        PyTuple_Size(shape) <= MOST_DIMENSIONS) {
+        for (Py_ssize_t i = 0; i < PyTuple_Size(shape); i++) { /* sorted by stride as they come; those of size 1 do not count */
+            const long long size = PyLong_AsLongLong(PyTuple_GetItem(shape, i)), step = PyLong_AsLongLong(PyTuple_GetItem(stride, i));
+            if (size == 1) continue;
+            int at = used++;
+            for (; at > 0 && steps[at - 1] > step; at--) steps[at] = steps[at - 1], sizes[at] = sizes[at - 1];
+            steps[at] = step;
+            sizes[at] = size;
+        }
+        dense = 1;
+        for (int i = 0; i < used && dense; expected *= (unsigned long long)sizes[i++]) dense = (unsigned long long)steps[i] == expected;
+        if (PyErr_Occurred()) dense = -1;
+    }
+    Py_XDECREF(shape);
+    Py_XDECREF(stride);
+    return dense;
+}
+
 /* 1: looked at, the magnitude is in `greatest`. 0: of interest, or needs care. -1: an error. */
 static int look_at(const Scanner *scanner, PyObject *tensor, double *greatest) {
     const Context *c = &scanner->asked;
@@ -392,7 +419,8 @@ static int look_at(const Scanner *scanner, PyObject *tensor, double *greatest) {
     const int64_t code = scanner->rows[at].code;
     unsigned long long address, count;
     const int here = is_true(PyObject_GetAttr(tensor, s_is_cpu));
-    const int dense = here == 1 ? is_true(ask(c, IS_CONTIGUOUS, tensor)) : 0;
+    int dense = here == 1 ? is_true(ask(c, IS_CONTIGUOUS, tensor)) : 0;
+    if (here == 1 && dense == 0) dense = is_dense(c, tensor);
     if (here != 1 || dense != 1) return PyErr_Occurred() ? -1 : 0;
     if (ask_number(c, NUMEL, tensor, &count)) return -1;
     if (count == 0) return 1;

@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from tensorprobe.capture.flatten import Tensors
 from tensorprobe.capture.snapshot import quiet
 
-_LEAF = 1 << 62
+LEAF = 1 << 62
 """Nodes that accumulate into a leaf have the greatest sequence number there is."""
 _CAST_DEPTH = 4
 
@@ -165,7 +165,7 @@ def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> tuple[set[
             if target is None:
                 continue
             sequence = target._sequence_nr()
-            if sequence > _LEAF:
+            if sequence > LEAF:
                 slot = edges.get(id(target.variable))
             elif sequence < start or (target, number) in edges:
                 slot = edges.get((target, number)) or _through_casts(target, number, edges)
@@ -186,7 +186,7 @@ def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
         if len(following) != 1 or "ToCopy" not in node.name():
             return None
         node, number = following[0]
-        slot = edges.get(id(node.variable)) if node._sequence_nr() > _LEAF else edges.get((node, number))
+        slot = edges.get(id(node.variable)) if node._sequence_nr() > LEAF else edges.get((node, number))
         if slot is not None:
             return slot
     return None

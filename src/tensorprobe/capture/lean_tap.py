@@ -8,14 +8,14 @@ node that a call has made is looked at when it is done. No tensor is kept: a cal
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from tensorprobe.capture import private
-from tensorprobe.capture.backward import find_boundary, find_roots
+from tensorprobe.capture.backward import LEAF, find_roots
 from tensorprobe.capture.collectives import Collectives
 from tensorprobe.capture.flatten import Tensors, flatten_result
 from tensorprobe.capture.function_tap import FunctionTap
@@ -238,8 +238,7 @@ class LeanTap(FunctionTap):
                 self._hook(node, call)
         else:
             changed = outputs or call.plan.overwritten(args, kwargs)
-            roots = find_roots([("output", tensor) for tensor in changed], start)
-            for each in find_boundary(roots, {}, start)[0] if roots else ():
+            for each in _nodes_since(start, find_roots([("output", tensor) for tensor in changed], start)):
                 if each.name() not in MOVES:
                     self._hook(each, call)
 
@@ -265,6 +264,17 @@ class LeanTap(FunctionTap):
         """The call was a question, not an operation, and so will the next ones be."""
         self._plans[func] = NOT_AN_OP
         self._lean[func] = None
+
+
+def _nodes_since(start: int, roots: Iterable[Any]) -> set[Any]:
+    """The nodes that were made from `start` on, walked from the outermost ones. Those that belong to leaves are not among them."""
+    nodes, todo = set(roots), list(roots)
+    while todo:
+        for target, _ in todo.pop().next_functions:
+            if target is not None and start <= target._sequence_nr() < LEAF and target not in nodes:
+                nodes.add(target)
+                todo.append(target)
+    return nodes
 
 
 def _written(func: Any, plan: Plan) -> tuple[Place, ...]:

@@ -29,7 +29,7 @@ def kernel() -> ModuleType | None:
 
 @cache
 def implementation() -> ModuleType:
-    """The module whose `summarize`, `summarize_many`, `measure_pairs` and `copy` are to be used."""
+    """The module whose `summarize`, `summarize_many`, `peak`, `measure_pairs` and `copy` are to be used."""
     return kernel() or importlib.import_module("tensorprobe.numerics.twin")
 
 

@@ -7,6 +7,7 @@ infinities of a mask are none. `overflow_nums` counts over all steps of a proces
 from __future__ import annotations
 
 import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class OverflowDump:
 
     def _born(self, born: BornCall) -> None:
         """Dump a call that has just overflowed, and whose backward it is if it is one."""
-        _counted[id(self._config)] = _counted.get(id(self._config), 0) + 1
+        count = _count(self._config)
         frames = [(frame.file, frame.line, frame.function) for frame in born.birth.frames]
         self._writer.stack(self._stacks, frames)
         call = born.call
@@ -113,7 +114,7 @@ class OverflowDump:
         )
         self._writer.call(event)
         self._stacks += 1
-        logger.warning("[overflow %d times]: %s overflowed", _counted[id(self._config)], call.name)
+        logger.warning("[overflow %d times]: %s overflowed", count, call.name)
 
     def _end(self) -> Exception:
         """What ends the training. The dump is whole before it is raised."""
@@ -121,6 +122,15 @@ class OverflowDump:
         return ValueError(
             f"[overflow {_counted[id(self._config)]} times]: dump file is saved in '{self._folder / 'dump.json'}'."
         )
+
+
+def _count(config: DumpConfig) -> int:
+    """One more under these settings; how many there are now."""
+    number = id(config)
+    if number not in _counted:
+        weakref.finalize(config, _counted.pop, number)  # settings of a later debugger may get the same number
+    _counted[number] = _counted.get(number, 0) + 1
+    return _counted[number]
 
 
 def start_overflow(
