@@ -11,7 +11,7 @@ DEMO := demo-output
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
+.PHONY: help demo test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ else # the simulated device, once enabled, stays for the life of a process: its 
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/sim
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --ignore tests/sim
 endif
+
+test-peer: $(READY) ## the round trip with the published peer, in an environment of its own
+	sh bench/peer/setup.sh
+	TENSORPROBE_PEER=1 $(BIN)/pytest tests/compat/test_msprobe_guide.py -k published
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
