@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
+from tensorprobe.model.arguments import ARGUMENTS
 from tensorprobe.model.comparison import External
 from tensorprobe.model.measured import STATISTICS, Measured
-
-_WEIGHT_AND_BIAS = {"input.1": "weight", "input.2": "bias"}
-_AFTER_SHAPE = {"input.2": "weight", "input.3": "bias"}
-_ARGUMENTS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), _WEIGHT_AND_BIAS),
-    "embedding": {"input.1": "weight"},
-    **dict.fromkeys(("layer_norm", "group_norm", "rms_norm"), _AFTER_SHAPE),
-    "batch_norm": {"input.1": "running_mean", "input.2": "running_var", "input.3": "weight", "input.4": "bias"},
-}
-"""What the positional arguments of common ops are called in their modules."""
 
 _PURE = 1e-9
 """With 1 - cosine below this a difference is a scale and nothing else."""
@@ -47,7 +38,7 @@ def argument_name(op: str, slot: str) -> str:
         return slot.removeprefix("parameters.")
     if slot.startswith("input.kwargs."):
         return slot.removeprefix("input.kwargs.")
-    return _ARGUMENTS.get(op.rpartition(".")[2], {}).get(slot, "")
+    return ARGUMENTS.get(op.rpartition(".")[2], {}).get(slot, "")
 
 
 def _detail(measured: Measured, row: int) -> str:
