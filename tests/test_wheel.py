@@ -127,7 +127,9 @@ def test_wheel_is_for_every_python_from_3_10(built: tuple[Path, Path]) -> None:
         "tensorprobe",
         "ptdbg_ascend",
         "api_accuracy_checker",
+        "msprobe",
     }
+    assert "msprobe/pytorch/hook_module/support_wrap_ops.yaml" in names
 
 
 def test_wheel_works_outside_of_the_checkout(built: tuple[Path, Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.model.arguments import by_place
+from tensorprobe.model.arguments import by_place, has_places
 from tensorprobe.model.comparison import FindingKind
 
 Fact = tuple[FindingKind, str]
@@ -26,15 +26,20 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
         return list(zip(ours, theirs, strict=True)), [], []
     by_name = {slot.name: slot for slot in theirs}
     pairs = [(slot, by_name.pop(slot.name)) for slot in ours if slot.name in by_name]
-    if by_name and len(pairs) < len(ours) and baseline.op == candidate.op:
-        pairs += _by_place(baseline.op, [slot for slot in ours if all(slot is not one for one, _ in pairs)], by_name)
-        pairs.sort(key=lambda pair: ours.index(pair[0]))
     paired = {slot.name for slot, _ in pairs}
+    if by_name and len(pairs) < len(ours) and baseline.op == candidate.op:
+        more = _by_place(baseline.op, [slot for slot in ours if slot.name not in paired], by_name)
+        if more:
+            order = {slot.name: at for at, slot in enumerate(ours)}
+            pairs = sorted([*pairs, *more], key=lambda pair: order[pair[0].name])
+            paired |= {slot.name for slot, _ in more}
     return pairs, [slot.name for slot in ours if slot.name not in paired], list(by_name)
 
 
 def _by_place(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> list[tuple[Slot, Slot]]:
     """Pairs of which one side was given by name and the other by place: tools and versions of torch differ in that."""
+    if not has_places(op):
+        return []
     places = {by_place(op, name): name for name in by_name}
     found = [(slot, places[by_place(op, slot.name)]) for slot in lacking if by_place(op, slot.name) in places]
     return [(slot, by_name.pop(name)) for slot, name in found]

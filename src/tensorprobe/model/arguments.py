@@ -13,6 +13,11 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 """The short name of an op → slot → name."""
 
 
+def has_places(op: str) -> bool:
+    """Whether anything is known of an op."""
+    return op.rpartition(".")[2] in ARGUMENTS
+
+
 def by_place(op: str, slot: str) -> str:
     """The slot under which a tensor stands that is given by place, for one that is given by name; itself when nothing is known."""
     for place, name in ARGUMENTS.get(op.rpartition(".")[2], {}).items():
