@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator
-from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
-
-Row = dict[str, Any]
-Target = tuple[str, str, str, bool]
-"""What, target, measured, reached."""
+from target_table import Row, Target, print_parts, table
 
 COST_TARGETS = {("cpu-fp64", 1): 4.0, ("cpu", 1): 2.5, ("cpu-fp64", 10): 1.3, ("cpu", 10): 1.3}
 """(reference, every) → how long a watched step of the small GPT may be, in plain steps; with as many workers as is best."""
@@ -23,14 +16,7 @@ SHOWN_FAILURES = 30
 
 def print_tables(measured: dict[str, list[Row]]) -> None:
     """The figures of the parts that were measured, and the targets."""
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    targets: list[Target] = []
-    for part, rows in measured.items():
-        tables, reached = {"overhead": overhead, "models": models, "faults": faults}[part](rows)
-        targets += reached
-        for table in tables:
-            console.print(table)
-    console.print(_table("Targets", ["what", "target", "measured", "reached"], [_verdict(one) for one in targets]))
+    print_parts({"overhead": overhead, "models": models, "faults": faults}, measured)
 
 
 def overhead(rows: list[Row]) -> tuple[list[Table], list[Target]]:
@@ -53,7 +39,7 @@ def overhead(rows: list[Row]) -> tuple[list[Table], list[Target]]:
             label = f"small GPT on {row['device']}, {row['reference']}, {row['workers']} workers, every {row['every']}"
             targets.append((label, f"≤ {limit}x", f"{middle:.2f}x", middle <= limit))
     columns = ["GPT", "device", "reference", "workers", "every", "watched / plain", "plain s", "watched s"]
-    return [_table("A watched training step", [*columns, "calls compared", "failed"], lines)], targets
+    return [table("A watched training step", [*columns, "calls compared", "failed"], lines)], targets
 
 
 def models(rows: list[Row]) -> tuple[list[Table], list[Target]]:
@@ -78,12 +64,10 @@ def models(rows: list[Row]) -> tuple[list[Table], list[Target]]:
     targets.append(("false alarms in clean trainings", "0", str(failed), not failed))
     targets.append(("trainings changed by the watch", "0", str(changed), not changed))
     columns = ["model", "on", "numbers", "reference", "compared", "of non-view, non-random", "of computing", "failed"]
-    tables = [_table("Clean trainings", [*columns, "training"], lines)]
-    tables.append(
-        _table("Not compared (fp32), but views and random ops", ["model", "on", "op: reason", "calls"], skips)
-    )
+    tables = [table("Clean trainings", [*columns, "training"], lines)]
+    tables.append(table("Not compared (fp32), but views and random ops", ["model", "on", "op: reason", "calls"], skips))
     if alarms:
-        tables.append(_table("False alarms", ["where", "call", "kind", "judged"], alarms[:SHOWN_FAILURES]))
+        tables.append(table("False alarms", ["where", "call", "kind", "judged"], alarms[:SHOWN_FAILURES]))
     return tables, targets
 
 
@@ -108,7 +92,7 @@ def faults(rows: list[Row]) -> tuple[list[Table], list[Target]]:
         targets.append((f"faults named exactly, {reference}", "all", f"{exact} of {len(mine)}", exact == len(mine)))
         targets.append((f"alarms beside the fault, {reference}", "0", str(others), not others))
     columns = ["fault", "reference", "first faulty call", "roundings", "named", "other alarms"]
-    return [_table("Planted faults: all that is not plainly right", columns, lines)], targets
+    return [table("Planted faults: all that is not plainly right", columns, lines)], targets
 
 
 def _failure(failure: Row) -> Iterator[str]:
@@ -119,16 +103,3 @@ def _failure(failure: Row) -> Iterator[str]:
 
 def _roundings(row: Row) -> str:
     return f"{row['roundings']:.3g}" if row["roundings"] is not None else "∞"
-
-
-def _verdict(target: Target) -> list[str]:
-    return [*target[:3], "yes" if target[3] else "NO"]
-
-
-def _table(title: str, columns: list[str], lines: list[list[str]]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    return table

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import sys
-from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
-
-Row = dict[str, Any]
-Target = tuple[str, str, str, bool]
-"""What, target, measured, reached."""
+from target_table import Row, Target, print_parts, table
 
 COST_TARGETS = {"tiny": 3.0, "medium": 1.15}
 """How long a watched step may be, in plain steps."""
@@ -20,17 +13,10 @@ COST_TARGETS = {"tiny": 3.0, "medium": 1.15}
 
 def print_tables(measured: dict[str, list[Row]]) -> None:
     """The figures of the parts that were measured, and the targets."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    targets: list[Target] = []
-    for part, rows in measured.items():
-        table, reached = {"births": births, "clean": clean, "overhead": overhead}[part](rows)
-        targets += reached
-        console.print(table)
-    lines = [[*target[:3], "yes" if target[3] else "NO"] for target in targets]
-    console.print(_table("Targets", ["what", "target", "measured", "reached"], lines))
+    print_parts({"births": births, "clean": clean, "overhead": overhead}, measured)
 
 
-def births(rows: list[Row]) -> tuple[Table, list[Target]]:
+def births(rows: list[Row]) -> tuple[list[Table], list[Target]]:
     """A line for each program."""
     lines, targets = [], []
     for row in rows:
@@ -44,10 +30,10 @@ def births(rows: list[Row]) -> tuple[Table, list[Target]]:
         exact, missed, false = (sum(bool(row[key]) for row in mine) for key in ("exact", "missed", "false"))
         figure = f"{exact} of {len(mine)}: {missed} with something missed, {false} with something false"
         targets.append((f"programs told exactly, {place}", "all", figure, bool(mine) and exact == len(mine)))
-    return _table("Planted births", ["where", "program", "expected", "told", "error"], lines), targets
+    return [table("Planted births", ["where", "program", "expected", "told", "error"], lines)], targets
 
 
-def clean(rows: list[Row]) -> tuple[Table, list[Target]]:
+def clean(rows: list[Row]) -> tuple[list[Table], list[Target]]:
     """A line for each training that has no birth."""
     lines = []
     for row in rows:
@@ -63,10 +49,10 @@ def clean(rows: list[Row]) -> tuple[Table, list[Target]]:
     columns = ["model", "numbers", "calls", "skipped by the scaler", "infinities on purpose", "told", "training"]
     targets = [("false alarms in clean trainings", "0", str(false), not false)]
     targets.append(("trainings changed by the watch", "0", str(changed), not changed))
-    return _table("Clean trainings", columns, lines), targets
+    return [table("Clean trainings", columns, lines)], targets
 
 
-def overhead(rows: list[Row]) -> tuple[Table, list[Target]]:
+def overhead(rows: list[Row]) -> tuple[list[Table], list[Target]]:
     """A line for each size; a ratio is taken within one process, of a plain and a watched turn."""
     lines, targets = [], []
     for size in dict.fromkeys(row["size"] for row in rows):
@@ -84,13 +70,4 @@ def overhead(rows: list[Row]) -> tuple[Table, list[Target]]:
             limit = COST_TARGETS[size]
             targets.append((f"watched step of the {size} GPT", f"≤ {limit}", f"{middle:.2f}", middle <= limit))
     columns = ["GPT", "watched / plain", "plain ms", "watched ms", "start and stop ms", "calls in a step"]
-    return _table("A watched training step", columns, lines), targets
-
-
-def _table(title: str, columns: list[str], lines: list[list[str]]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    return table
+    return [table("A watched training step", columns, lines)], targets

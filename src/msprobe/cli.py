@@ -7,11 +7,11 @@ imported when it is asked for.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from tensorprobe.errors import SettingsError, TensorprobeError, did_you_mean
+from tensorprobe.cli.ending import guarded
+from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.version import VERSION
 
 _COMMANDS = {
@@ -38,18 +38,7 @@ _FRAMEWORKS = ("pytorch", "mindspore")
 
 def main() -> None:
     """Run the program and exit."""
-    try:
-        sys.exit(run(sys.argv[1:]))
-    except TensorprobeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone, as `head` does: that is no error
-        sys.exit(0)
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.write("This is a bug of tensorprobe, not of your dump. Please report it with the lines above.\n")
-        sys.exit(3)
+    guarded(lambda: sys.exit(run(sys.argv[1:])), about="dump")
 
 
 def run(arguments: Sequence[str]) -> int:

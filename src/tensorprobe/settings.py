@@ -65,11 +65,17 @@ SETTINGS_HELP: dict[str, str] = {
 }
 
 
+def demand_known(given: Iterable[str], known: Iterable[str]) -> None:
+    """UnknownSetting for the first key that nobody knows, with the nearest that somebody does."""
+    names = list(known)
+    for key in given:
+        if key not in names:
+            raise UnknownSetting(f"there is no setting {key!r}.{did_you_mean(key, names)}")
+
+
 def capture_settings(**given: Any) -> CaptureSettings:
     """Checked settings. UnknownSetting for a key that does not exist, SettingsError for a value that makes no sense."""
-    for key in given:
-        if key not in SETTINGS_HELP:
-            raise UnknownSetting(f"there is no setting {key!r}.{did_you_mean(key, SETTINGS_HELP)}")
+    demand_known(given, SETTINGS_HELP)
     values = dict(given)
     _check_choice(values, "level", LEVELS)
     _check_choice(values, "mode", MODES)

@@ -15,7 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tensorprobe
 from online.programs import PROGRAMS, Program, leaves, perceptron, train
+from tensorprobe.errors import CaptureIncomplete
 from tensorprobe.model.online import OnlineResult
+from tensorprobe.online.checker import Checker
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 MUST_COMPARE = {
@@ -197,3 +199,16 @@ def test_sharded_training_is_watched_on_what_each_process_holds(one_process_grou
     assert_same_bits(expected, found)
     assert_no_alarm(result)
     assert {"Aten.addmm.default", "Aten.tanh_backward.default"} <= set(result.ops)
+
+
+def test_a_failure_of_ours_does_not_hide_the_exception_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("ours")
+
+    monkeypatch.setattr(Checker, "raised", fails)
+    with (
+        pytest.warns(CaptureIncomplete, match="OSError: ours"),
+        tensorprobe.online(on_fail="report"),
+        pytest.raises(RuntimeError, match="cannot be multiplied"),
+    ):
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))

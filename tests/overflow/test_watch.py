@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import tensorprobe
 from overflow.plants import linear, numbers
-from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
+from tensorprobe.errors import RunExists, SettingsError, TrainingStopped, UnknownSetting
 from tensorprobe.overflow import BornCall, OverflowWatch, find_overflow
 from tensorprobe.overflow.ring import read_ring
 from tensorprobe.report.overflow_json import overflow_schema, read_overflow
@@ -340,6 +340,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
             OverflowWatch(**settings)
     with pytest.raises(SettingsError, match="find_overflow"):
         tensorprobe.overflow.overflow("runs/a")
+    with pytest.raises(UnknownSetting, match=r"no setting 'stop_afer'. Did you mean 'stop_after'\?"):
+        tensorprobe.overflow.overflow(stop_afer=1)
 
 
 def test_what_goes_wrong_in_the_watch_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

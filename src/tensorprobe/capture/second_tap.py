@@ -56,7 +56,7 @@ class SecondTap(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._second.raised(opened, error)
+            self._tell_raised(func, opened, error)
             raise
         state.busy = True
         try:
@@ -67,6 +67,16 @@ class SecondTap(TorchDispatchMode):
         except Exception as error:
             session.tool_failed(str(func), error)
             return result
+        finally:
+            state.busy = False
+
+    def _tell_raised(self, func: Any, opened: Any, error: BaseException) -> None:
+        state = self._session.state
+        state.busy = True
+        try:
+            self._second.raised(opened, error)
+        except Exception as problem:  # the user's own exception is what matters
+            self._session.tool_failed(str(func), problem)
         finally:
             state.busy = False
 

@@ -5,14 +5,12 @@ Exit 0: done, or the runs agree. 1: diverged, or a check failed. 2: bad input. 3
 
 from __future__ import annotations
 
-import sys
-import traceback
 from importlib import import_module
 from importlib.util import find_spec
 
 import typer
 
-from tensorprobe.errors import TensorprobeError
+from tensorprobe.cli.ending import guarded
 from tensorprobe.version import VERSION
 
 _COMMANDS = ("capture", "compare", "precheck", "overflow", "merge", "inspect", "export", "sim", "doctor")
@@ -46,15 +44,4 @@ for _name in _COMMANDS:
 
 def main() -> None:
     """Run the program and exit."""
-    try:
-        app()
-    except TensorprobeError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone, as `head` does: that is no error
-        sys.exit(0)
-    except Exception:
-        traceback.print_exc()
-        typer.echo("This is a bug of tensorprobe, not of your run. Please report it with the lines above.", err=True)
-        sys.exit(3)
+    guarded(app)

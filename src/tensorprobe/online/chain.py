@@ -17,7 +17,8 @@ from tensorprobe.online import sight
 from tensorprobe.online.lifting import PRECISIONS, Arguments, lift, lift_tensor
 from tensorprobe.online.reference import NoReference, run
 from tensorprobe.online.schema import OpPlan
-from tensorprobe.online.verdict import Case, host_of
+from tensorprobe.online.verdict import Case
+from tensorprobe.precheck.measuring import on_host
 
 _WIDER = PRECISIONS["double"]
 _SWEEP_AT_LEAST = 256
@@ -143,7 +144,7 @@ class Chain:
 
 
 def _error(wide: torch.Tensor, result: torch.Tensor) -> float:
-    return sight.relative_error(host_of(wide), host_of(result))
+    return sight.relative_error(on_host(wide), on_host(result))
 
 
 def _view(shadow: _Shadow, tensor: torch.Tensor) -> torch.Tensor:

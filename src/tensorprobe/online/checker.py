@@ -51,12 +51,11 @@ class Checker:
         found: Found,
         chain: Chain | None = None,
         heal: bool = False,
-        all_figures: bool = False,
         narrow: bool = False,
     ) -> None:
         self._precision, self._measures, self._sampler, self._workers = precision, measures, sampler, workers
         self._libraries, self._found, self._chain, self._heal = libraries, found, chain, heal
-        self._all_figures, self._narrow = all_figures, narrow
+        self._narrow = narrow
         self._plans: dict[Any, OpPlan] = {}
         self._lock = threading.Lock()
         self._begun, self._has_stopped = 0, False
@@ -172,7 +171,7 @@ class Checker:
     def _judge(self, case: Case, opened: _Open) -> None:
         stop: TrainingStopped | None = None
         try:
-            rows = decide(case, self._measures, all_figures=self._all_figures)
+            rows = decide(case, self._measures)
             chained = None
             if self._chain is not None and opened.chained is not None:
                 chained = self._chain.follow(case, opened.chained)

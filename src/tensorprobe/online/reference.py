@@ -14,6 +14,7 @@ from tensorprobe.capture import private
 from tensorprobe.online.cells import CELLS
 from tensorprobe.online.lifting import Arguments
 from tensorprobe.online.schema import OpPlan
+from tensorprobe.precheck.runs import said
 
 Outputs = dict[str, torch.Tensor]
 below_autograd: Any = private.need("_C._AutoDispatchBelowAutograd")
@@ -60,12 +61,6 @@ def outputs_of(plan: OpPlan, given: Arguments, result: Any) -> Outputs:
                 if id(tensor) not in known:
                     found[f"output.{place}{slot.removeprefix('input.0')}"] = tensor
     return found
-
-
-def said(error: BaseException) -> str:
-    """What an exception says, on one line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}"
 
 
 def _decomposed(func: Any, plan: OpPlan, given: Arguments, error: NotImplementedError) -> Any:

@@ -41,7 +41,6 @@ class OpPlan(NamedTuple):
     written: frozenset[At] = frozenset()
     received: frozenset[At] = frozenset()
     gives_nothing: bool = False
-    factory: bool = False
     reads: bool = False
     """Whether it only reads a number out of tensors, as `item` does."""
     dropout: At | None = None
@@ -72,9 +71,7 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
     takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
     kinds = {str(value.type).removeprefix("Optional").strip("[]") for value in schema.returns}
     returns, reads = any("Tensor" in kind for kind in kinds), takes and bool(kinds & _NUMBERS)
-    plan = OpPlan(
-        name, base, None, frozenset(written), frozenset(received), not (returns or reads), not takes, reads, dropout
-    )
+    plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not (returns or reads), reads, dropout)
     return plan._replace(skip=_reason(func, plan, namespace, libraries))
 
 

@@ -6,6 +6,7 @@ and, before it is called wrong, a few times more with inputs that differ in thei
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from tensorprobe.online.policies import Measure, Measures, by_rule
 from tensorprobe.online.reference import NoReference, Outputs, run
 from tensorprobe.online.schema import OpPlan
 from tensorprobe.precheck.doubt import TIMES, nudged, spread
-from tensorprobe.precheck.evidence import few_values, gather
+from tensorprobe.precheck.evidence import gather, weigh
 from tensorprobe.precheck.indices import aligned, same_choice, vector_dimension
 from tensorprobe.precheck.measuring import Figures, measure, on_host, within_range
 from tensorprobe.precheck.standards import Opinion, judge
@@ -60,7 +61,7 @@ class Judged(NamedTuple):
     message: str = ""
 
 
-def decide(case: Case, measures: Measures, *, all_figures: bool = False) -> list[Judged]:
+def decide(case: Case, measures: Measures) -> list[Judged]:
     """A row for each output; NoReference when there is nothing to compare with."""
     reference, precision = _reference(case)
     rows: list[Judged] = []
@@ -72,8 +73,8 @@ def decide(case: Case, measures: Measures, *, all_figures: bool = False) -> list
         if wide is None or result is None or wide.shape != result.shape:
             rows.append(_unlike(slot, wide, result))
             continue
-        wide, result = host_of(wide), host_of(result)
-        asked = measures.of(case.call, _op(case), slot, result.dtype, case.module)
+        wide, result = on_host(wide), on_host(result)
+        asked = measures.of(case.call, case.plan.name, slot, result.dtype, case.module)
         if asked.standard is None:
             figures = _figures(wide, result)
             rows.append(Judged(slot, by_rule(asked.rule, figures), figures, wide, result))
@@ -84,8 +85,9 @@ def decide(case: Case, measures: Measures, *, all_figures: bool = False) -> list
         if right is None:
             doubtful[slot] = (wide, result)
         else:
-            figures = measure([(wide, result)])[0] if all_figures else {**SAME, "relative_l2": right}
-            rows.append(Judged(slot, Opinion("relative_l2", right, right), figures, wide, result))
+            rows.append(
+                Judged(slot, Opinion("relative_l2", right, right), {**SAME, "relative_l2": right}, wide, result)
+            )
     if doubtful:
         rows += _weigh(case, reference, precision, doubtful, measures)
     return rows
@@ -94,7 +96,7 @@ def decide(case: Case, measures: Measures, *, all_figures: bool = False) -> list
 def _at_sight(case: Case, wide: torch.Tensor, result: torch.Tensor, alone: bool, sizes: list[int]) -> float | None:
     """The relative error of a result that is right beyond doubt; None of another."""
     seen = sight.glance(wide, result)
-    if seen is None or not sight.is_right(_op(case), seen, wide, result, alone=alone, sizes=sizes):
+    if seen is None or not sight.is_right(case.plan.name, seen, wide, result, alone=alone, sizes=sizes):
         return None
     return seen.relative_error
 
@@ -152,30 +154,30 @@ def _weigh(
         wider = _wider(case)
         if wider is not None:
             reference, precision = wider
-    own: Outputs = {}
-    if not case.alone:
+    if case.alone:  # what is under test is the CPU in its own dtype
+        own = case.results
+    else:
         own = reference if precision == "own" else _attempt(case, "own")
-    op = _op(case)
+    op = case.plan.name
     hosts, mine = {}, {}
     for slot, (_, result) in doubtful.items():
-        wide, dim = host_of(reference[slot]), vector_dimension(_vector_op(case.plan.base), slot)
+        wide, dim = on_host(reference[slot]), vector_dimension(_vector_op(case.plan.base), slot)
         hosts[slot] = (
             within_range(wide, result.dtype),
             result if dim is None else aligned(wide, result, dim),
         )
         if not case.alone and slot in own and own[slot].shape == wide.shape and precision != "own":
-            mine[slot] = host_of(own[slot]) if dim is None else aligned(wide, host_of(own[slot]), dim)
+            mine[slot] = on_host(own[slot]) if dim is None else aligned(wide, on_host(own[slot]), dim)
     inputs = [tensor for _, tensor in lower(case.templates, case.lifted).tensors()]
     evidence = gather(op, "forward", hosts, mine, inputs=inputs)
     asked = {slot: measures.of(case.call, op, slot, result.dtype, case.module) for slot, (_, result) in hosts.items()}
-    opinions = {slot: _judge(asked[slot], each) for slot, each in evidence.items()}
-    failing = [slot for slot, opinion in opinions.items() if not opinion.passes]
-    if any(asked[slot].standard is not None and asked[slot].standard.doubts for slot in failing):  # type: ignore[union-attr]
-        wides = {slot: wide for slot, (wide, _) in hosts.items()}
-        for slot, figures in _spread(case, reference, precision, own, wides).items():
-            few = evidence[slot].device["count"] > 1 and few_values(wides[slot])
-            evidence[slot] = evidence[slot]._replace(spread=figures, few=few)
-            opinions[slot] = _judge(asked[slot], evidence[slot])
+    opinions = weigh(
+        evidence,
+        {slot: wide for slot, (wide, _) in hosts.items()},
+        lambda slot, each: _judge(asked[slot], each),
+        doubts=lambda slot: asked[slot].standard is not None and asked[slot].standard.doubts,  # type: ignore[union-attr]
+        spread=partial(_spread, case, reference, precision, own),
+    )
     return [
         Judged(slot, _pardoned(case, slot, opinion, *hosts[slot]), evidence[slot].device, *hosts[slot])
         for slot, opinion in opinions.items()
@@ -231,7 +233,7 @@ def _pardoned(case: Case, slot: str, opinion: Opinion, wide: torch.Tensor, resul
     if result.dtype is torch.int64 and _same_choice(case, base, wide, result):
         return Opinion("different choices of equal values", 0.0, 0.0)
     first, second = _attempt(case, "own"), _attempt(case, "own")
-    if slot in first and slot in second and not is_bitwise_equal(host_of(first[slot]), host_of(second[slot])):
+    if slot in first and slot in second and not is_bitwise_equal(on_host(first[slot]), on_host(second[slot])):
         return Opinion("not determined by the inputs", 0.0, 0.0)
     return opinion
 
@@ -248,7 +250,7 @@ def _same_answer(case: Case, base: Arguments, slot: str, result: torch.Tensor) -
         answers = run(case.func, case.plan, lift(case.plan, given, case.precision, copies=True))
     except NoReference:
         return False
-    return slot in answers and bool(torch.equal(host_of(answers[slot]), result))
+    return slot in answers and bool(torch.equal(on_host(answers[slot]), result))
 
 
 def is_bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -283,26 +285,9 @@ def _unlike(slot: str, wide: torch.Tensor | None, result: torch.Tensor | None) -
     there = result if result is not None else wide
     if wide is None or result is None:
         who = "the reference" if wide is None else "the device"
-        return Judged(slot, Opinion("absent", 1.0, 0.0), SAME, None, host_of(there), f"{who} gives none")
+        return Judged(slot, Opinion("absent", 1.0, 0.0), SAME, None, on_host(there), f"{who} gives none")
     text = f"has shape {list(result.shape)}, the reference {list(wide.shape)}"
-    return Judged(slot, Opinion("shape", 1.0, 0.0), SAME, None, host_of(result), text)
-
-
-def host_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The values on the CPU in one row-major block; the tensor itself where it is such."""
-    if (
-        tensor.is_cpu
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not tensor._is_zerotensor()
-    ):
-        return tensor
-    return on_host(tensor)
-
-
-def _op(case: Case) -> str:
-    return case.plan.name
+    return Judged(slot, Opinion("shape", 1.0, 0.0), SAME, None, on_host(result), text)
 
 
 def _vector_op(base: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorprobe.capture.place import find_rank
 from tensorprobe.capture.probe import Probe, active_probe
-from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.judge.policy import Policy
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.online.chain import Chain
@@ -23,7 +23,7 @@ from tensorprobe.online.policies import Measures
 from tensorprobe.online.sampling import Sampler
 from tensorprobe.online.workers import Workers
 from tensorprobe.report.online_text import render_online
-from tensorprobe.settings import capture_settings, parse_bytes
+from tensorprobe.settings import capture_settings, demand_known, parse_bytes
 
 REFERENCES = {"cpu": "own", "cpu-fp32": "single", "cpu-fp64": "double"}
 ON_FAIL = ("save", "report")
@@ -53,7 +53,6 @@ class OnlineWatch:
         budget: int | str = "1GB",
         most_saved: int = 100,
         overwrite: bool = False,
-        all_figures: bool = False,
     ) -> None:
         _check(reference, on_fail, out, every, once_per_kind, workers, heal, chain, stop_after, most_saved)
         chosen = capture_settings(level="aten", ops=ops, modules=modules, steps=steps)
@@ -69,7 +68,6 @@ class OnlineWatch:
             "sampler": Sampler(every, once_per_kind),
             "libraries": frozenset((libraries,) if isinstance(libraries, str) else libraries),
             "heal": heal,
-            "all_figures": all_figures,
         }
         self._probe_settings: dict[str, Any] = {"ops": chosen.ops, "modules": chosen.modules, "steps": chosen.steps}
         self._model = model
@@ -158,10 +156,7 @@ class OnlineWatch:
 
 def online(model: Any = None, **settings: Any) -> OnlineWatch:
     """Watch every ATen call inside the `with` and compare it with the reference; see OnlineWatch for the settings."""
-    known = list(signature(OnlineWatch).parameters)[1:]
-    for key in settings:
-        if key not in known:
-            raise UnknownSetting(f"there is no setting {key!r}.{did_you_mean(key, known)}")
+    demand_known(settings, list(signature(OnlineWatch).parameters)[1:])
     return OnlineWatch(model, **settings)
 
 

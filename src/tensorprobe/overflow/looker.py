@@ -11,9 +11,9 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,9 @@ from tensorprobe.overflow.rules import is_allowed
 from tensorprobe.overflow.status import find_status
 from tensorprobe.overflow.tensors import FLOATING, facts_of, key_of, one_block, readable
 from tensorprobe.record.elements import is_dense
+
+if TYPE_CHECKING:
+    from tensorprobe.overflow.registrar import Registrar
 
 _COPIED_BEFORE, _COPIED_TENSORS = 1 << 16, 8
 Reference = weakref.ref[torch.Tensor]
@@ -69,35 +72,12 @@ Alarms = tuple[int, int]
 """For one dtype: its code for the kernel, and the least peak that is of interest."""
 
 
-class Report(Protocol):
-    """Is told of what raised the alarm."""
-
-    def allocated(self, keys: Iterable[Any]) -> None: ...
-
-    def forward(
-        self,
-        call: LeanCall,
-        args: Any,
-        kwargs: Any,
-        results: list[torch.Tensor],
-        overwritten: list[Before],
-        *,
-        flagged: bool = False,
-    ) -> None: ...
-
-    def backward(
-        self, call: LeanCall, results: tuple[Any, ...], given: tuple[Any, ...], *, flagged: bool = False
-    ) -> None: ...
-
-    def settle(self) -> None: ...
-
-
 class OverflowLooker:
     """What the lean tap shows every call to."""
 
     def __init__(
         self,
-        report: Report,
+        report: Registrar,
         ring: RingFile,
         rows: int,
         *,

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tensorprobe.overflow.result import SCHEMA_VERSION, OverflowResult, report_p
 from tensorprobe.overflow.ring import RingFile
 from tensorprobe.overflow.rules import MOVERS, Seen
 from tensorprobe.overflow.tensors import facts_of
-from tensorprobe.settings import parse_bytes
+from tensorprobe.settings import demand_known, parse_bytes
 from tensorprobe.version import VERSION
 
 MOST_BIRTHS = 100
@@ -297,6 +298,7 @@ def overflow(model: Any = None, **settings: Any) -> OverflowWatch:
             f"tensorprobe.overflow watches a training; the first argument is its model, not {os.fspath(model)!r}. "
             "For a recorded run: tensorprobe.overflow.find_overflow(run), or the command tensorprobe overflow RUN."
         )
+    demand_known(settings, list(signature(OverflowWatch).parameters)[1:])
     return OverflowWatch(model, **settings)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from tensorprobe.judge.families import Family, family_of
-from tensorprobe.precheck.measuring import beyond_rounding, finite_part, measure
-from tensorprobe.precheck.standards import Evidence, rounds_once
+from tensorprobe.precheck.measuring import Figures, beyond_rounding, finite_part, measure
+from tensorprobe.precheck.standards import Evidence, Opinion, rounds_once
 
 _FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
 _LOOKED_AT, _FEW_VALUES = 1 << 16, 64
@@ -55,6 +55,24 @@ def gather(
             grain=grain,
         )
     return found
+
+
+def weigh(
+    evidence: dict[str, Evidence],
+    wides: Mapping[str, torch.Tensor],
+    judge: Callable[[str, Evidence], Opinion],
+    *,
+    doubts: Callable[[str], bool],
+    spread: Callable[[Mapping[str, torch.Tensor]], dict[str, Figures]],
+) -> dict[str, Opinion]:
+    """An opinion on each slot. Before one is called wrong whose standard doubts, its spread is asked for, and kept in `evidence`."""
+    opinions = {slot: judge(slot, each) for slot, each in evidence.items()}
+    if any(doubts(slot) for slot, opinion in opinions.items() if not opinion.passes):
+        for slot, figures in spread(wides).items():
+            few = evidence[slot].device["count"] > 1 and few_values(wides[slot])
+            evidence[slot] = evidence[slot]._replace(spread=figures, few=few)
+            opinions[slot] = judge(slot, evidence[slot])
+    return opinions
 
 
 def count_terms(op: str, sizes: Sequence[int], count: int) -> float:

@@ -13,7 +13,7 @@ import torch
 
 from tensorprobe.model.precheck import Checked
 from tensorprobe.precheck.doubt import TIMES, TIMES_HARD, nudged, spread
-from tensorprobe.precheck.evidence import few_values, gather
+from tensorprobe.precheck.evidence import gather, weigh
 from tensorprobe.precheck.functions import CannotReplay
 from tensorprobe.precheck.indices import aligned, breaks_ties, same_choice, vector_dimension
 from tensorprobe.precheck.inputs import Data, generator, real
@@ -217,14 +217,13 @@ class Runs:
                 continue
             hosts[name] = within_range(wide, result.dtype), self._turned(direction, name, wide, result)
         evidence = self._evidence(direction, hosts, own)
-        opinions = {name: judge(self._standard, each) for name, each in evidence.items()}
-        failing = [name for name, opinion in opinions.items() if not opinion.passes]
-        if failing and self._standard.doubts:
-            wides = {name: wide for name, (wide, _) in hosts.items()}
-            for name, figures in self._spread(direction, reference, own, wides).items():
-                few = evidence[name].device["count"] > 1 and few_values(wides[name])
-                evidence[name] = evidence[name]._replace(spread=figures, few=few)
-                opinions[name] = judge(self._standard, evidence[name])
+        opinions = weigh(
+            evidence,
+            {name: wide for name, (wide, _) in hosts.items()},
+            lambda _, each: judge(self._standard, each),
+            doubts=lambda _: self._standard.doubts,
+            spread=lambda wides: self._spread(direction, reference, own, wides),
+        )
         self.evidence |= {(direction, name): each for name, each in evidence.items()}
         for name, opinion in opinions.items():
             wide, result = hosts[name]
@@ -252,7 +251,9 @@ class Runs:
         strict = self._conditions.variant == STRICT
         return gather(self._call.op, direction, hosts, mine, strict=strict, inputs=inputs)
 
-    def _spread(self, direction: Direction, reference: Tensors, own: Tensors, wide: Tensors) -> dict[str, Figures]:
+    def _spread(
+        self, direction: Direction, reference: Tensors, own: Tensors, wide: Mapping[str, torch.Tensor]
+    ) -> dict[str, Figures]:
         """How far the results move with the last bits of the inputs."""
         moves = []
         for number in range(TIMES_HARD if self._conditions.variant else TIMES):
