@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := $(wildcard src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
+NATIVE := $(wildcard src/tensorprobe/*.c src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
 # Most of the time goes into processes that tests start: two workers keep two cores busy.
 WORKERS ?= 2
 DEMO := demo-output
@@ -98,14 +98,15 @@ sanitize: $(READY) ## the C code under the address and undefined-behaviour sanit
 
 clean: ## remove everything that was made, but not .venv
 	rm -rf build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	rm -f src/tensorprobe/*/*.so $(READY)
+	rm -f src/tensorprobe/*.so src/tensorprobe/*/*.so $(READY)
 	find src tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
+$(READY): pyproject.toml setup.py constraints.txt $(NATIVE) $(wildcard compat/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "make: Python 3.10 or newer is needed; $(PYTHON) is not. Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
 		exit 1; }
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq -c constraints.txt -e '.[test,lint]'
+	@$(BIN)/pip install -qq --no-deps -e compat/ptdbg_ascend -e compat/api_accuracy_checker -e compat/msprobe
 	@touch $@

@@ -27,8 +27,8 @@ setup(
             optional=True,
         ),
         Extension(
-            "tensorprobe.capture._fast",
-            sources=[f"{SOURCE}/capture/_fast.c"],
+            "tensorprobe._fast",
+            sources=[f"{SOURCE}/_fast.c"],
             depends=[f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "peak")],
             define_macros=STABLE_ABI,
             py_limited_api=True,

@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 import tensorprobe
 from tensorprobe import sim
-from tensorprobe.capture.ops import ALLOCATIONS
 from tensorprobe.model.online import OnlineResult
-from tensorprobe.precheck.measuring import measure
+from tensorprobe.replay.measuring import measure
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.memory import to_host
 from tensorprobe.sim.models import workload
+from tensorprobe.taps.plans import ALLOCATIONS
 
 DEVICE = "npu"
 NOISE = 4.0
@@ -146,7 +146,7 @@ def watch(entry: CatalogFault, reference: str) -> tuple[OnlineResult, list[float
 
 def plant(entries: list[CatalogFault], references: list[str]) -> Iterator[Outcome]:
     """What the watch says of each fault with each reference."""
-    logging.getLogger("tensorprobe.online").setLevel(logging.ERROR)  # failures are what is counted here
+    logging.getLogger("tensorprobe").setLevel(logging.ERROR)  # failures are what is counted here
     for entry in entries:
         if entry.model == "parallel":
             yield Outcome(entry.name, "", "", 0.0, note="a collective: needs the other processes")

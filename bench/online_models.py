@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import tensorprobe
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult
-from tensorprobe.online.schema import MEMORY, QUESTION, RANDOM, STORAGE, VIEW
 from tensorprobe.sim.faults import Fault
+from tensorprobe.watches.online.schema import MEMORY, QUESTION, RANDOM, STORAGE, VIEW
 
 STEPS = 2
 """Momentum is first used in the second."""
@@ -177,7 +177,7 @@ def is_view(op: str) -> bool:
 def watch_all(model: str, places: list[str], numbers: list[str], references: list[str]) -> Iterator[dict[str, Any]]:
     """Every clean training of a model; what raises is a failed measurement."""
     transformers.logging.set_verbosity_error()
-    logging.getLogger("tensorprobe.online").setLevel(logging.ERROR)  # failures are what is counted here
+    logging.getLogger("tensorprobe").setLevel(logging.ERROR)  # failures are what is counted here
     for place in places:
         for number in numbers:
             for reference in references:

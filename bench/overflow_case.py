@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.model.overflow import Arrival, Birth
-from tensorprobe.overflow import OverflowWatch
+from tensorprobe.watches.overflow import OverflowWatch
 
 Watching = Callable[..., OverflowWatch]
 """`with watching(model, allow=...)`: a watch with a folder of its own."""

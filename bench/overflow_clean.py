@@ -13,7 +13,7 @@ import transformers
 from overflow_case import told_arrival, told_birth
 from zoo import MODELS
 
-from tensorprobe.overflow import OverflowWatch
+from tensorprobe.watches.overflow import OverflowWatch
 
 STEPS = 2
 NUMBERS = {"fp32": None, "bf16 autocast": torch.bfloat16, "fp16 autocast with GradScaler": torch.float16}

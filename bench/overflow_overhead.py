@@ -17,7 +17,7 @@ from measure import time_call
 from protocol import print_result
 from workloads import GPT_SIZES, Workload, build_named
 
-import tensorprobe.overflow
+import tensorprobe
 
 STEPS = {"tiny": 20, "small": 4, "medium": 2}
 """Of a turn: short ones need more of them."""
@@ -34,7 +34,7 @@ def measure(workload: Workload, steps: int, folder: Path, settings: dict[str, An
 
     for turn in range(TURNS + 1):
         plain.append(time_call(train).wall_s / steps)
-        watch = tensorprobe.overflow.overflow(workload.model, out=folder / str(turn), **settings)
+        watch = tensorprobe.overflow(workload.model, out=folder / str(turn), **settings)
         start = time_call(watch.start).wall_s
         workload.step()
         watched.append(time_call(train).wall_s / steps)

@@ -21,7 +21,7 @@ from overflow_case import Outcome, Planted, Watching, expected_of, plants, told_
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tensorprobe.overflow import OverflowWatch, find_overflow
+from tensorprobe.watches.overflow import OverflowWatch, find_overflow
 
 WORLD = 2
 TIME_LIMIT_S = 120

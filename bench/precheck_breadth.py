@@ -27,7 +27,7 @@ import torch
 
 import tensorprobe
 from tensorprobe import sim
-from tensorprobe.precheck.check import CheckSettings, check_call
+from tensorprobe.checks.check import CheckSettings, check_call
 from tensorprobe.record.stored import StoredCall
 
 RESULTS = Path(__file__).parent / "results" / "precheck_breadth.json"

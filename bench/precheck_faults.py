@@ -20,11 +20,11 @@ import torch
 
 import tensorprobe
 from tensorprobe import sim
-from tensorprobe.precheck.check import CheckSettings, check_call, prepare
-from tensorprobe.precheck.functions import CannotReplay
-from tensorprobe.precheck.measuring import measure, on_host
-from tensorprobe.precheck.runs import DeviceRaised
+from tensorprobe.checks.check import CheckSettings, check_call, prepare
 from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.measuring import measure, on_host
+from tensorprobe.replay.runs import DeviceRaised
 from tensorprobe.sim.faults import Fault
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.models import workload

@@ -19,10 +19,10 @@ import torch
 from workloads import build_named
 
 import tensorprobe
-from tensorprobe.capture.function_tap import FunctionTap
-from tensorprobe.capture.session import Session
-from tensorprobe.capture.snapshot import Snapshots
 from tensorprobe.record.writer import RunWriter
+from tensorprobe.taps.function_tap import FunctionTap
+from tensorprobe.taps.session import Session
+from tensorprobe.taps.snapshot import Snapshots
 
 PARTS: list[tuple[Any, str, str]] = [
     (FunctionTap, "_before", "before the op, in all"),

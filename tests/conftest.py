@@ -26,8 +26,8 @@ import torch.utils.checkpoint as checkpoint
 import torch.utils.data.dataloader as dataloader
 from torch import nn
 
-from tensorprobe.capture import active_probe
 from tensorprobe.record import recorder, writer
+from tensorprobe.taps import active_probe
 
 _FD_SLACK = 3
 # So much memory of a ring is touched before it is needed, that training may not wait for it: 48 MB for each capture of a test.

@@ -19,34 +19,60 @@ import tensorprobe
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tensorprobe"
 
-FOUNDATION = {"errors", "model", "settings", "numerics", "record"}
-MIDDLE = FOUNDATION | {"capture", "compare", "judge", "report"}
+BASE = {"fast", "errors", "model", "ops", "settings", "text", "torch_names", "arguments"}
+STORED = BASE | {"numerics", "record"}
+SEES_CALLS = STORED | {"judge", "report", "replay", "work"}
 MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
-    "rooms": set(),
     "errors": set(),
+    "fast": {"numerics"},
     "model": {"errors"},
+    "ops": {"errors", "model"},
     "settings": {"errors", "model"},
-    "numerics": {"errors", "model"},
-    "record": {"errors", "model", "settings", "numerics"},
-    "capture": FOUNDATION,
-    "compare": FOUNDATION,
-    "judge": {"errors", "model", "settings"},
-    "report": {"errors", "model"},
-    "precheck": MIDDLE,
-    "online": MIDDLE | {"precheck"},
-    "overflow": MIDDLE | {"precheck"},
-    "engine": MIDDLE,
-    "sim": {"errors", "model"},
-    "inject": {"errors"},
+    "text": {"errors", "model"},
+    "torch_names": {"errors", "model"},
+    "arguments": {"errors", "model", "ops", "torch_names", "fast"},
+    "numerics": BASE,
+    "record": BASE | {"numerics"},
+    "work": BASE,
+    "taps": STORED,
+    "pairing": STORED,
+    "judge": {"errors", "model", "ops", "settings", "text"},
+    "report": {"errors", "model", "text"},
+    "replay": STORED | {"judge", "report", "work"},
+    "checks": SEES_CALLS,
+    "watches": SEES_CALLS | {"taps"},
+    "engine": SEES_CALLS | {"pairing"},
+    "legacy": SEES_CALLS | {"taps", "pairing", "checks", "watches", "engine"},
+    "sim": {"errors", "model", "torch_names"},
 }
-"""Room → the rooms it may import besides itself. `version` and `rooms` are open to all."""
+"""Room → the rooms it may import besides itself. `version` is open to all."""
 FRONT_DOOR = "__init__"
-ROOF = {"cli", "web"}
-OPEN_TO_ALL = {"version", "rooms"}
-WITHOUT_TORCH = {"version", "rooms", "errors", "model", "settings", "judge", "report", "inject", "compare", "engine"}
-WITHOUT_NUMPY = WITHOUT_TORCH - {"judge", "compare", "engine"}
+ROOF = {"__main__", "cli", "inject", "integrations"}
+OPEN_TO_ALL = {"_fast", "version"}
+WITHOUT_TORCH = {
+    "version",
+    "errors",
+    "model",
+    "ops",
+    "settings",
+    "text",
+    "judge",
+    "report",
+    "work",
+    "pairing",
+    "engine",
+}
+WITHOUT_NUMPY = WITHOUT_TORCH - {"judge", "pairing", "engine"}
 """Columns of measurements are numpy arrays; the rooms that work on them need it, and no tensor."""
+DEBT = {
+    ("record", "legacy"),
+    ("replay", "checks"),
+    ("replay", "taps"),
+    ("taps", "legacy"),
+    ("work", "engine"),
+}
+"""Arrows that are still to be turned: room → room."""
 
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 80
@@ -115,14 +141,16 @@ def check_arrows(source: Path) -> list[str]:
             target = parts[1] if len(parts) > 1 else FRONT_DOOR
             if target == room or target in OPEN_TO_ALL:
                 continue
-            if target in ROOF or target not in _allowed(room):
+            if (room, target) in DEBT:
+                continue
+            if target not in _allowed(room):
                 complaints.append(f"{path}: {room} imports {module}")
     return complaints
 
 
 def _allowed(room: str) -> set[str]:
     if room in ROOF:
-        return {*MAY_IMPORT, FRONT_DOOR}
+        return {*MAY_IMPORT, FRONT_DOOR, *ROOF}
     return set(MAY_IMPORT) if room == FRONT_DOOR else MAY_IMPORT[room]
 
 
@@ -211,23 +239,22 @@ def test_the_source_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
 
 def test_the_rules_look_at_every_file() -> None:
     seen = {path for _, path, _ in python_files(SOURCE)}
-    assert {SOURCE / "errors.py", SOURCE / "capture" / "probe.py", SOURCE / "record" / "run.py"} <= seen
-    assert all(
-        any(imported_modules(path, tree, SOURCE)) for room, path, tree in python_files(SOURCE) if room == "capture"
-    )
+    assert {SOURCE / "errors.py", SOURCE / "taps" / "probe.py", SOURCE / "record" / "run.py"} <= seen
+    assert all(any(imported_modules(path, tree, SOURCE)) for room, path, tree in python_files(SOURCE) if room == "taps")
 
 
 PLANTED = [
-    (check_arrows, "record/bad.py", "from tensorprobe.capture import capture"),
-    (check_arrows, "compare/bad.py", "import tensorprobe.capture.probe"),
-    (check_arrows, "capture/bad.py", "from tensorprobe.compare import align"),
-    (check_arrows, "capture/bad.py", "def late():\n    from tensorprobe import compare"),
-    (check_arrows, "capture/bad.py", "from ..judge import policy"),
-    (check_arrows, "record/layouts/bad.py", "from ...capture import probe"),
+    (check_arrows, "record/bad.py", "from tensorprobe.taps import capture"),
+    (check_arrows, "pairing/bad.py", "import tensorprobe.taps.probe"),
+    (check_arrows, "taps/bad.py", "from tensorprobe.pairing import align"),
+    (check_arrows, "taps/bad.py", "def late():\n    from tensorprobe import pairing"),
+    (check_arrows, "taps/bad.py", "from ..judge import policy"),
+    (check_arrows, "record/inner/bad.py", "from ...taps import probe"),
+    (check_arrows, "engine/bad.py", "from tensorprobe.legacy import layouts"),
     (check_arrows, "judge/bad.py", "from tensorprobe.record import open_run"),
     (check_arrows, "report/bad.py", "from tensorprobe.settings import LEVELS"),
     (check_arrows, "sim/bad.py", "from tensorprobe.record import open_run"),
-    (check_arrows, "inject/bad.py", "HOOK = 'tensorprobe.capture.autostart:begin'"),
+    (check_arrows, "taps/bad.py", "HOOK = 'tensorprobe.inject.capture:begin'"),
     (check_arrows, "model/bad.py", "import tensorprobe"),
     (check_arrows, "errors.py", "from tensorprobe.model import Call"),
     (check_arrows, "engine/bad.py", "from tensorprobe.cli.main import app"),
@@ -259,12 +286,12 @@ def test_a_planted_fault_is_found(rule: Callable[[Path], list[str]], file: str, 
 SOUND = [
     (
         "record/good.py",
-        "from tensorprobe.numerics.digest import digest\nfrom . import run\nfrom tensorprobe import rooms",
+        "from tensorprobe.numerics.digest import digest\nfrom . import run",
     ),
-    ("compare/good.py", "from tensorprobe.record import open_run"),
-    ("cli/good.py", "import tensorprobe\nimport tensorprobe.capture\nHOOK = 'tensorprobe.capture.autostart:begin'"),
+    ("pairing/good.py", "from tensorprobe.record import open_run"),
+    ("cli/good.py", "import tensorprobe\nimport tensorprobe.taps\nHOOK = 'tensorprobe.inject.capture:begin'"),
     ("sim/good.py", "from tensorprobe.version import VERSION\nfrom tensorprobe.errors import NotFound"),
-    ("record/layouts/good.py", "import torch\nfrom ..run import Run\ntorch.load('x', weights_only=True)"),
+    ("record/inner/good.py", "import torch\nfrom ..run import Run\ntorch.load('x', weights_only=True)"),
 ]
 
 

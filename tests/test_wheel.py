@@ -19,10 +19,13 @@ from pathlib import Path
 
 import pytest
 
+import tensorprobe
+
 pytestmark = pytest.mark.xdist_group("wheel")  # one worker, so that the package is built once
 
 ROOT = Path(__file__).resolve().parents[1]
 TIME_LIMIT_S = 600
+OLD_NAMES = ["ptdbg_ascend", "api_accuracy_checker", "msprobe"]
 NOT_COPIED = (".*", "build", "dist", "runs", "demo-output", "results", "__pycache__", "*.egg-info", "*.so")
 CLEAN = {
     name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TENSORPROBE", "VIRTUAL_ENV"))
@@ -123,13 +126,21 @@ def test_wheel_is_for_every_python_from_3_10(built: tuple[Path, Path]) -> None:
     sources = [path for path in ROOT.glob("src/**/*.c") if "PyInit_" in path.read_text(encoding="utf-8")]
     built_for = {f"{path.relative_to(ROOT / 'src').with_suffix('')}.abi3.so" for path in sources}
     assert {name for name in names if name.endswith(".so")} == built_for >= {"tensorprobe/numerics/_native.abi3.so"}
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
-        "tensorprobe",
-        "ptdbg_ascend",
-        "api_accuracy_checker",
-        "msprobe",
-    }
-    assert "msprobe/pytorch/hook_module/support_wrap_ops.yaml" in names
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"tensorprobe"}
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_old_name_is_a_pure_wheel_of_its_own(name: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "compat" / name, tmp_path / name, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist")]
+    run(*command, folder=tmp_path / name)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name == f"{name}-{tensorprobe.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
+    source = ROOT / "compat" / name
+    files = [path for path in source.rglob("*") if path.suffix in (".py", ".yaml") and "build" not in path.parts]
+    assert packed == {f"{name}/{path.relative_to(source)}" for path in files}
 
 
 def test_wheel_works_outside_of_the_checkout(built: tuple[Path, Path], tmp_path: Path) -> None:

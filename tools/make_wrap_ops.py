@@ -18,8 +18,8 @@ from torch.nn import functional
 from torch.overrides import get_ignored_functions, get_overridable_functions
 
 from msprobe.pytorch.hook_module.wrap_ops import GROUPS, OWN_FILE
-from tensorprobe.capture.ops import plan_aten, plan_function
 from tensorprobe.sim import npu_ops
+from tensorprobe.taps.plans import plan_aten, plan_function
 
 HEAD = """\
 # The APIs that torch {torch} offers, written by tools/make_wrap_ops.py.

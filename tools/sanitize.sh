@@ -57,6 +57,6 @@ build numerics/_native.c vector
 exercise numerics/exercise_kernel.py vector --overread --overread-pair
 build numerics/_native.c portable -DTENSORPROBE_PORTABLE
 exercise numerics/exercise_kernel.py portable --overread --overread-pair
-build capture/_fast.c loops
-exercise capture/exercise_fast.py loops --overread
+build _fast.c loops
+exercise taps/exercise_fast.py loops --overread
 echo "sanitize: clean"

@@ -19,33 +19,30 @@ from typing import TYPE_CHECKING, Any
 from tensorprobe.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tensorprobe.capture import Probe, active_probe, capture, seed_all
+    from tensorprobe.checks import PrecheckResult, precheck
     from tensorprobe.engine import Result, compare
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
-    from tensorprobe.online import online
-    from tensorprobe.overflow import overflow
-    from tensorprobe.precheck import PrecheckResult, precheck
     from tensorprobe.record import Run, open_run
+    from tensorprobe.taps import Probe, active_probe, capture, seed_all
+    from tensorprobe.watches.online import online
+    from tensorprobe.watches.overflow import overflow
 
 _HOMES = {
     "CaptureIncomplete": "tensorprobe.errors",
-    "PrecheckResult": "tensorprobe.precheck",
-    "Probe": "tensorprobe.capture",
+    "PrecheckResult": "tensorprobe.checks",
+    "Probe": "tensorprobe.taps",
     "Result": "tensorprobe.engine",
     "Run": "tensorprobe.record",
     "TensorprobeError": "tensorprobe.errors",
-    "active_probe": "tensorprobe.capture",
-    "capture": "tensorprobe.capture",
+    "active_probe": "tensorprobe.taps",
+    "capture": "tensorprobe.taps",
     "compare": "tensorprobe.engine",
-    "online": "tensorprobe.online",
+    "online": "tensorprobe.watches.online",
     "open_run": "tensorprobe.record",
-    "overflow": "tensorprobe.overflow",
-    "precheck": "tensorprobe.precheck",
-    "seed_all": "tensorprobe.capture",
+    "overflow": "tensorprobe.watches.overflow",
+    "precheck": "tensorprobe.checks",
+    "seed_all": "tensorprobe.taps",
 }
-
-_CALLS = {"compare": "tensorprobe.engine"}
-"""Rooms that can be called, and where the function stands that is called then."""
 
 __all__ = [
     "CaptureIncomplete",
@@ -70,7 +67,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'tensorprobe' has no attribute {name!r}")
-    value = import_module(f"tensorprobe.{name}") if name in _CALLS else getattr(import_module(home), name)
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -14,8 +14,8 @@ import pytest
 
 import tensorprobe
 from tensorprobe.errors import RunDamaged, TensorDamaged, TensorprobeError
+from tensorprobe.legacy.layouts.ptdbg_lines import MAX_FRAMES
 from tensorprobe.record import open_run
-from tensorprobe.record.layouts.ptdbg_lines import MAX_FRAMES
 from tensorprobe.record.lines import MAX_DAMAGED, MAX_LINE
 from tests.compat.handmade import Line, stack, tensor, write_dump, write_rank
 

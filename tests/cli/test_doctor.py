@@ -63,7 +63,7 @@ REFUSE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name == "tensorprobe.capture._fast":
+        if name == "tensorprobe._fast":
             raise {problem}
 sys.meta_path.insert(0, Refuse())
 """

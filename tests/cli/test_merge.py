@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from engine.many_ranks import FILES, listed, write_pair, write_ranks, written
 from typer.testing import CliRunner, Result
 
-from cli.test_main import run_program
 from tensorprobe.cli import compare, merge
+from tests.cli.test_main import run_program
+from tests.engine.many_ranks import FILES, listed, write_pair, write_ranks, written
 
 
 def invoke(*arguments: object) -> Result:

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 import tensorprobe
 from tensorprobe.cli import precheck
 from tensorprobe.errors import NotFound, SettingsError
+from tests.checks.deadly_ops import harmless
 from tests.made_runs import write
-from tests.precheck.deadly_ops import harmless
 
 TENSORPROBE = [sys.executable, "-c", "from tensorprobe.cli.main import main; main()"]
 PRECHECK = [
@@ -104,7 +104,7 @@ def test_resume_goes_on_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_says_how_to_go_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorprobe.precheck import runner
+    from tensorprobe.checks import runner
 
     def interrupted(*arguments: Any, **settings: Any) -> None:
         raise KeyboardInterrupt

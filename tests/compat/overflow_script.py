@@ -104,7 +104,7 @@ def say(kind, *what):
     print(kind, *what, sep="|", flush=True)
 
 def left_installed():
-    from tensorprobe.capture import active_probe
+    from tensorprobe.taps import active_probe
     return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack() + (active_probe() is not None)
 
 def expect_stop(*steps):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.capture.scripts import run_python, run_tool
+from tests.taps.scripts import run_python, run_tool
 
 PROGRAM = Path(__file__).with_name("small_nets.py")
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tensorprobe.capture import capture
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
+from tensorprobe.legacy.layouts.checker import open_checker, open_checker_files
+from tensorprobe.legacy.layouts.checker_recording import finish_recording, recording_folder
+from tensorprobe.legacy.layouts.checker_writer import write_checker
 from tensorprobe.model import Slot
-from tensorprobe.precheck.inputs import draw
 from tensorprobe.record import Run, open_run
-from tensorprobe.record.layouts.checker import open_checker, open_checker_files
-from tensorprobe.record.layouts.checker_recording import finish_recording, recording_folder
-from tensorprobe.record.layouts.checker_writer import write_checker
+from tensorprobe.replay.inputs import draw
+from tensorprobe.taps import capture
 from tests import made_runs
 from tests.compat.checker_dumps import read_strictly, save, tensor, write_dump
 

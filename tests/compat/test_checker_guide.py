@@ -22,8 +22,8 @@ import torch
 import api_accuracy_checker.run_ut as commands
 from api_accuracy_checker.config import CheckerConfig
 from tensorprobe.errors import SettingsError, UnknownSetting
-from tests.capture.scripts import environment, run_python, run_tool
 from tests.compat.checker_dumps import read_strictly
+from tests.taps.scripts import environment, run_python, run_tool
 
 pytestmark = pytest.mark.xdist_group("checker-guide")  # one worker, so that each script runs once
 

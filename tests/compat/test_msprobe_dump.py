@@ -10,10 +10,10 @@ import torch
 
 import msprobe.pytorch as msprobe
 from tensorprobe import open_run
-from tensorprobe.capture.operators import OlderWays
-from tensorprobe.capture.probe import Probe
 from tensorprobe.errors import CaptureIncomplete
 from tensorprobe.record.run import Run
+from tensorprobe.taps.operators import OlderWays
+from tensorprobe.taps.probe import Probe
 from tests.compat.msprobe_net import (
     HERE,
     dump,

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 import tensorprobe
 from msprobe.cli import run as msprobe
 from msprobe.pytorch.hook_module.wrap_ops import OWN_FILE, excluded_ops, read_items
-from tensorprobe.compare.names import canonical_op
 from tensorprobe.errors import SettingsError
+from tensorprobe.pairing.names import canonical_op
 from tensorprobe.record import Run, open_run
 from tensorprobe.sim import npu_ops
-from tests.record.msprobe_handmade import conv_net, write_dump
+from tests.legacy.msprobe_handmade import conv_net, write_dump
 
 MAGIC: dict[str, Callable[[Any, Any], Any]] = {
     "__add__": lambda x, i: x + x,

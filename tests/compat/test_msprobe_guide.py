@@ -23,8 +23,8 @@ import torch
 
 from msprobe.cli import run as run_msprobe
 from msprobe.pytorch import PrecisionDebugger, compare, compare_distributed
-from tests.capture.scripts import SOURCE, environment, run_python, run_tool
 from tests.compat.msprobe_net import files_of, forget_debugger
+from tests.taps.scripts import SOURCE, environment, run_python, run_tool
 
 pytestmark = pytest.mark.xdist_group("msprobe-guide")  # one worker, so that the script runs once in each place
 

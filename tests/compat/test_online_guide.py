@@ -22,9 +22,9 @@ import torch
 from msprobe.pytorch.common import seed_all
 from msprobe.pytorch.online_dispatch import PtdbgDispatch
 from msprobe.pytorch.online_dispatch.result_folder import COLUMNS
-from tensorprobe.capture import capture
 from tensorprobe.errors import SettingsError
-from tests.capture.scripts import run_python, write_script
+from tensorprobe.taps import capture
+from tests.taps.scripts import run_python, write_script
 
 pytestmark = pytest.mark.xdist_group("online-guide")  # one worker, so that the NPU's process runs once
 

@@ -24,12 +24,12 @@ import api_accuracy_checker.run_ut as commands
 import ptdbg_ascend as ptdbg
 from api_accuracy_checker.run_ut.run_overflow_check import check_overflow, main
 from ptdbg_ascend import dump
-from tensorprobe.capture import active_probe
 from tensorprobe.errors import SettingsError, UnknownSetting
-from tests.capture.scripts import run_python, run_tool
+from tensorprobe.taps import active_probe
 from tests.compat.checker_dumps import read_strictly, tensor, write_dump
 from tests.compat.guide_blocks import DUMP_JSON
 from tests.compat.overflow_script import FAULT, SCRIPT
+from tests.taps.scripts import run_python, run_tool
 
 pytestmark = pytest.mark.xdist_group("overflow-guide")  # one worker, so that each script runs once
 

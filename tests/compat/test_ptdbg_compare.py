@@ -12,8 +12,8 @@ import pytest
 
 from ptdbg_ascend.comparing import compare
 from ptdbg_ascend.table import COLUMNS
-from tensorprobe.engine.older import result_file
 from tensorprobe.errors import CannotCompare, NothingPaired
+from tensorprobe.legacy.compared import result_file
 from tests import made_runs
 from tests.compat.handmade import stack, tensor, write_rank
 from tests.compat.tiny_net import (
@@ -334,7 +334,7 @@ def test_a_failure_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch)
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tensorprobe.engine.older.compared.write_csv", full)
+    monkeypatch.setattr("tensorprobe.legacy.compared.compared.write_csv", full)
     with pytest.raises(OSError, match="No space"):
         compare(dumps(tensors(), tensors()), "output")
     assert [*Path("output").iterdir()] == []

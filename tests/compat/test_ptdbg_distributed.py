@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ptdbg_ascend.distributed import compare_distributed
-from tensorprobe.engine.older import result_file
 from tensorprobe.errors import CannotCompare, SettingsError
+from tensorprobe.legacy.compared import result_file
 from tests.compat.tiny_net import CONV, RELU, STACK, VERDICT, Tensors, X, failing, read_csv, tensors, write
 
 FAULT = {f"{RELU}_output": -X}

@@ -329,9 +329,9 @@ def test_an_api_that_torch_does_not_have_is_told_at_once_and_at_the_end(caplog: 
 
 
 def test_a_name_that_cannot_be_a_file_stays_inside_the_folder(tmp_path: Path) -> None:
+    from tensorprobe.legacy.layouts.dump_files import DumpFiles
+    from tensorprobe.legacy.layouts.forms import PtdbgForm, make_place
     from tensorprobe.numerics.summary import Moments
-    from tensorprobe.record.layouts.dump_files import DumpFiles
-    from tensorprobe.record.layouts.forms import PtdbgForm, make_place
     from tensorprobe.record.messages import CallEvent, SlotEvent
     from tensorprobe.record.step_files import Stored
 

@@ -19,7 +19,7 @@ from torch import nn
 import ptdbg_ascend as ptdbg
 from ptdbg_ascend import acl
 from tensorprobe.errors import CaptureIncomplete, RunExists
-from tensorprobe.record.layouts import forms
+from tensorprobe.legacy.layouts import forms
 from tests.compat.handmade import Line, tensor, write_dump
 from tests.compat.reading import read_dump
 

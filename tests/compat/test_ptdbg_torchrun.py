@@ -9,10 +9,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.capture.scripts import run_python, run_tool
 from tests.compat import guide_blocks as guide
 from tests.compat.reading import read_dump
 from tests.compat.scripts import run_on, write_program
+from tests.taps.scripts import run_python, run_tool
 
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 BEGIN = """\

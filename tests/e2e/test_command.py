@@ -14,8 +14,8 @@ import pytest
 
 import tensorprobe
 from tensorprobe.report.compare_json import SCHEMA_FILE
-from tests.capture.scripts import run_tool
 from tests.e2e.programs import Done, Program, command, other_epsilon, scale_second_layer
+from tests.taps.scripts import run_tool
 
 NAMED = "Functional.layer_norm.1.forward"
 

@@ -17,8 +17,8 @@ import torch
 import tensorprobe
 from tensorprobe.errors import CannotCompare
 from tensorprobe.record import Run
-from tests.capture import tiny
 from tests.made_runs import Call, Tensor, call, write
+from tests.taps import tiny
 
 Array = Any
 RNG = np.random.default_rng(0)

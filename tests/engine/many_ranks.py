@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from record.handmade import Blob, slot, write_calls, write_manifest, write_rank
+
+from tests.record.handmade import Blob, slot, write_calls, write_manifest, write_rank
 
 SIZE = 16
 FILES = ("result.parquet", "summary.json", "advisor.txt")

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from engine.many_ranks import listed, write_pair, written
-from tensorprobe.engine import cluster, compare
+from tensorprobe.engine import compare
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare, SettingsError
+from tensorprobe.work import cluster
+from tests.engine.many_ranks import listed, write_pair, written
 
 SCRIPT = """
 import os, ray, tensorprobe

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.many_ranks import FILES, listed, write_pair, write_ranks, written
 from tensorprobe.engine import compare, compare_shard, merge_shards
 from tensorprobe.errors import CannotCompare, NothingPaired, RunNotFound, SettingsError
+from tests.engine.many_ranks import FILES, listed, write_pair, write_ranks, written
 
 
 def make_shards(runs: Sequence[Path], out: Path, of: int, **settings: Any) -> None:

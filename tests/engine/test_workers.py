@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from engine.many_ranks import listed, write_pair
-from tensorprobe.engine import compare, workers
+from tensorprobe.engine import compare
 from tensorprobe.errors import CannotCompare, RunDamaged
+from tensorprobe.work import pool as workers
+from tests.engine.many_ranks import listed, write_pair
 
 OWN_PERFORM = """
 import sys; sys.path[:] = {path!r}
 import os, signal, msgspec
-from tensorprobe.engine import workers
+from tensorprobe.work import pool as workers
 real = workers.perform
 def perform(parcel, progress):
     if msgspec.msgpack.decode(parcel)["task"]["rank"] == 1:

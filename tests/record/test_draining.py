@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from record.handmade import write_rank, write_run
 from tensorprobe.record import draining, open_run
+from tests.record.handmade import write_rank, write_run
 
 GOOD = b'{"name":"Torch.mm.0.forward"}\n'
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from record.handmade import Blob, slot, write_run
 from tensorprobe.errors import NotFound, RunExists, SettingsError
 from tensorprobe.record import export_run, open_run
 from tensorprobe.record.export import MAX_FILE_NAME, safe_file_name
+from tests.record.handmade import Blob, slot, write_run
 
 
 @pytest.fixture

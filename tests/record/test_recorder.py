@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from record.writing import call, close, slot, start_writer
 from tensorprobe.errors import NoData
 from tensorprobe.record import open_run
 from tensorprobe.record.blob_writer import BlobWriter
 from tensorprobe.record.tensor_store import TensorStore
+from tests.record.writing import call, close, slot, start_writer
 
 DIRECT = [True, False]
 

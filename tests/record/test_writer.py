@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from record.writing import call, close, put, slot, start_writer
 from tensorprobe.record import open_run
 from tensorprobe.record.writer import RunWriter
+from tests.record.writing import call, close, put, slot, start_writer
 
 KINDS = {"process": False, "thread": True}
 

@@ -75,7 +75,8 @@ def test_the_catalog_is_listed() -> None:
 
 
 def test_the_payload_holds_no_truth() -> None:
-    from tensorprobe.sim import autostart, read_faults
+    from tensorprobe.inject import sim as autostart
+    from tensorprobe.sim import read_faults
 
     payload = json.loads(autostart.payload("npu", read_faults("layer-norm-saved-scale")))
     assert "Functional" not in json.dumps(payload) and "truth" not in json.dumps(payload)

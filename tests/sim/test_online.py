@@ -15,9 +15,9 @@ import torch
 import tensorprobe
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult, OnlineRow
-from tensorprobe.online.watch import OnlineWatch
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.models import workload
+from tensorprobe.watches.online.watch import OnlineWatch
 
 NAMED = {
     "softmax-tail": "blocks.0.attn",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.overflow.births import SIM, TRAINING, assert_told, on_device, watch_planted
+from tests.watches.overflow.births import SIM, TRAINING, assert_told, on_device, watch_planted
 
 OF_A_DEVICE = [
     name for name in TRAINING if any(word in name for word in ("scale", "adamw", "checkpoint", "custom", "deep"))

@@ -14,7 +14,7 @@ import typer
 from tensorprobe.errors import CommandFailed
 from tensorprobe.settings import SETTINGS_HELP
 
-_HOOK = "tensorprobe.capture.autostart:begin"
+_HOOK = "tensorprobe.inject.capture:begin"
 
 
 def register(app: typer.Typer) -> None:

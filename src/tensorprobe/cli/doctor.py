@@ -66,7 +66,7 @@ def _version(package: str) -> str | None:
 def _loops() -> str:
     """Whether the loops of capture that run for every call are the C ones: `native`, or `python (why)`."""
     try:
-        from tensorprobe.capture.fast import fast
+        from tensorprobe.fast import fast
     except ImportError:
         return "none (capture does not work)"
     if fast is not None:
@@ -74,7 +74,7 @@ def _loops() -> str:
     if os.environ.get(SWITCH, "") not in ("", "0"):
         return f"python ({SWITCH} is set)"
     try:
-        import_module("tensorprobe.capture._fast")
+        import_module("tensorprobe._fast")
     except ModuleNotFoundError:
         return "python (extension not built)"
     except ImportError as problem:
@@ -98,7 +98,7 @@ def _devices() -> list[str]:
 def _capture() -> str:
     """Whether every private name of torch that capture needs is there."""
     try:
-        import tensorprobe.capture  # noqa: F401
+        import tensorprobe.taps  # noqa: F401
     except ImportError as error:
         return f"does not work: {error}"
     return "works"

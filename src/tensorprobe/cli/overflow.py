@@ -32,8 +32,8 @@ def overflow(
 
     Exit code 0: all is finite, or infinite on purpose. 1: something was born, or came in. 2: nothing could be looked at.
     """
-    from tensorprobe.overflow.recorded import find_overflow
     from tensorprobe.report.overflow_text import render_overflow
+    from tensorprobe.watches.overflow.recorded import find_overflow
 
     result = find_overflow(run, steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
     typer.echo(result.to_json() if as_json else render_overflow(result.summary, limit=limit))

@@ -62,7 +62,7 @@ def precheck(
 
     Exit code 0: nothing failed. 1: something did. 2: nothing could be checked.
     """
-    from tensorprobe.precheck.runner import precheck as check_run
+    from tensorprobe.checks.runner import precheck as check_run
     from tensorprobe.report.precheck_text import render_precheck
 
     if resume is not None and output not in (None, resume):

@@ -39,7 +39,8 @@ def sim(
             "no command to run. Put it after --, as in: tensorprobe sim -- python train.py --device npu"
         )
     from tensorprobe.inject import environment
-    from tensorprobe.sim import autostart, read_faults
+    from tensorprobe.inject import sim as autostart
+    from tensorprobe.sim import read_faults
 
     faults = [one for text in fault for one in read_faults(text)]
     hooks = {autostart.HOOK: autostart.payload(name, faults, torch_npu=torch_npu)}

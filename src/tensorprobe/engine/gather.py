@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from tensorprobe.compare.nearest import nothing_paired_hint
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult
 from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
@@ -28,6 +27,7 @@ from tensorprobe.model.comparison import (
     RunSide,
 )
 from tensorprobe.model.measured import BASES
+from tensorprobe.pairing.nearest import nothing_paired_hint
 from tensorprobe.record import Run
 from tensorprobe.version import VERSION
 

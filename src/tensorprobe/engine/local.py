@@ -33,13 +33,13 @@ def run_tasks(
     if not tasks:
         return []
     if settings.engine == "ray":
-        from tensorprobe.engine.cluster import run_on_cluster
+        from tensorprobe.work.cluster import run_on_cluster
 
         there = [msgspec.structs.replace(task, rows_file=None) for task in tasks]
         wanted = keep is not None or any(task.rows_file for task in tasks)
         run_on_cluster(there, settings, rows=wanted, take=collected.take, progress=progress)
     else:
-        from tensorprobe.engine.workers import run_in_processes
+        from tensorprobe.work.pool import run_in_processes
 
         run_in_processes(tasks, settings.jobs, rows=keep is not None, take=collected.take, progress=progress)
     return collected.in_order()

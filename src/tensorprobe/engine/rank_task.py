@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tensorprobe.compare.align import Options
-from tensorprobe.compare.mapping import parse_mapping
-from tensorprobe.compare.measure import MAX_FINDINGS, Place, measure_segment
 from tensorprobe.engine.columns import batches_of
 from tensorprobe.errors import RunDamaged
 from tensorprobe.judge import Policy, RankJudge
 from tensorprobe.judge.divergence import Candidate, StepAnswer, conclude_step
 from tensorprobe.model.comparison import Buckets, Finding
+from tensorprobe.pairing.align import Options
+from tensorprobe.pairing.mapping import parse_mapping
+from tensorprobe.pairing.measure import MAX_FINDINGS, Place, measure_segment
 from tensorprobe.record import Run, open_run
 from tensorprobe.report.table import TableWriter
 

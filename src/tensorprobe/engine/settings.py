@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tensorprobe.compare.mapping import read_mapping
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.judge import Policy, load_policy
+from tensorprobe.pairing.mapping import read_mapping
 from tensorprobe.settings import parse_numbers
 
 Numbers = str | int | Iterable[int]

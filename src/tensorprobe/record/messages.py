@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.record.layouts.forms import Form
+from tensorprobe.legacy.layouts.forms import Form
 
 NO_TOKEN = -1
 HEADER_BYTES = 4

@@ -15,12 +15,12 @@ from typing import TypeVar
 import msgspec
 
 from tensorprobe.errors import RunDamaged, RunNotFound, UnsupportedVersion
+from tensorprobe.legacy.layouts import describe_folder
 from tensorprobe.model import Manifest, RankPart
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION
 from tensorprobe.record.blob import MappingPool
 from tensorprobe.record.draining import wait_for_recorder
 from tensorprobe.record.files import demand_folder, demand_run_folder, list_names, read_small_file
-from tensorprobe.record.layouts import describe_folder
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, nesting_exceeds, reason_of
 from tensorprobe.record.native import NativeSegment
 from tensorprobe.record.run import Run, Segment
@@ -52,7 +52,7 @@ def open_run(path: str | Path, data: str | Path | None = None) -> Run:
     if data is None and (root / "manifest.json").exists():
         return _open_native(root)
     # Imported here: a recorder, which starts with each capture, does without them.
-    from tensorprobe.record.layouts import checker, msprobe, ptdbg
+    from tensorprobe.legacy.layouts import checker, msprobe, ptdbg
 
     if data is not None:
         return ptdbg.open_run(root, data)

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensorprobe.legacy.layouts.forms import MsprobeForm
 from tensorprobe.model.dtypes import BY_CODE
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.digest import RunningDigest, digest
 from tensorprobe.numerics.summary import Moments, Row, join_moments, summarize_batch
-from tensorprobe.record.layouts.forms import MsprobeForm
 from tensorprobe.record.messages import (
     HEADER_BYTES,
     NO_TOKEN,
@@ -42,7 +42,7 @@ from tensorprobe.record.step_files import StepFiles, Stored, write_all
 from tensorprobe.record.tensor_store import TensorStore
 
 if TYPE_CHECKING:
-    from tensorprobe.record.layouts.dump_files import DumpFiles
+    from tensorprobe.legacy.layouts.dump_files import DumpFiles
 
 _READ_BYTES = 1 << 20
 _GROUP_BYTES = 8 << 20
@@ -207,10 +207,10 @@ def _open_files(orders: Orders) -> StepFiles | DumpFiles:
     if orders.form is not None:
         # These need numpy, which our own form does not.
         if isinstance(orders.form, MsprobeForm):
-            from tensorprobe.record.layouts.msprobe_writer import MsprobeFiles
+            from tensorprobe.legacy.layouts.msprobe_writer import MsprobeFiles
 
             return MsprobeFiles(orders.form, orders.rank)
-        from tensorprobe.record.layouts.dump_files import DumpFiles
+        from tensorprobe.legacy.layouts.dump_files import DumpFiles
 
         return DumpFiles(orders.form, orders.rank)
     store = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tensorprobe.legacy.layouts.forms import Form
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.native import implementation
-from tensorprobe.record.layouts.forms import Form
 from tensorprobe.record.messages import CallEvent, CloseEvent, DropEvent, Event, Orders, StackEvent, StepEvent
 from tensorprobe.record.recorder import Recorder
 from tensorprobe.record.ring import ALIGNMENT, Ring

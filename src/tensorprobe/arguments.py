@@ -1,0 +1,100 @@
+"""Arguments and results as slots: which tensors there are, under which names, and the rest as a tree of JSON.
+
+A small recursion of our own: the general one of torch costs ten times as much, for every call.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tensorprobe.fast import fast
+
+Tensors = list[tuple[str, torch.Tensor]]
+
+_MANY = 64
+_INPUTS = [f"input.{i}" for i in range(_MANY)]
+_OUTPUTS = [f"output.{i}" for i in range(_MANY)]
+_REFERENCES = [{"slot": name} for name in _INPUTS]
+_PLAIN = frozenset((int, bool, str, type(None)))
+_NAMED = {torch.dtype: "torch.dtype", torch.layout: "torch.layout", torch.memory_format: "torch.memory_format"}
+
+
+def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> tuple[list[Any], Any]:
+    """Add the tensors of a call to `tensors` as `input.0`, `input.1.0`, `input.kwargs.mask`; the two trees come back."""
+    if fast is not None and len(args) <= _MANY:
+        tree = fast.flatten(args, _INPUTS, _REFERENCES, torch.Tensor, tensors, _walk)
+    else:
+        tree = [_walk(value, _INPUTS[i] if i < _MANY else f"input.{i}", tensors) for i, value in enumerate(args)]
+    if not kwargs:
+        return tree, None
+    return tree, {key: _walk(value, f"input.kwargs.{key}", tensors) for key, value in kwargs.items()}
+
+
+def flatten_result(result: Any, tensors: Tensors, side: str = "output") -> None:
+    """Add the tensors of a result to `tensors` as `output.0`, `output.1`, `output.1.0`."""
+    if isinstance(result, torch.Tensor):
+        tensors.append((f"{side}.0", result))
+    elif isinstance(result, (tuple, list)):
+        for i, value in enumerate(result):
+            _walk(value, _OUTPUTS[i] if side == "output" and i < _MANY else f"{side}.{i}", tensors)
+    elif isinstance(result, dict):
+        for key, value in result.items():
+            _walk(value, f"{side}.{key}", tensors)
+    elif result is not None and hasattr(result, "__dataclass_fields__"):
+        for key in result.__dataclass_fields__:
+            _walk(getattr(result, key, None), f"{side}.{key}", tensors)
+
+
+def _walk(value: Any, path: str, tensors: Tensors) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append((path, value))
+        return {"slot": path}
+    if kind in _PLAIN:
+        return value if kind is not int or -(2**63) <= value < 2**63 else {"type": "int", "value": str(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"type": "float", "value": _name_float(value)}
+    if kind is list:
+        return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
+    if isinstance(value, tuple):
+        entries = [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
+        return {"type": "torch.Size" if kind is torch.Size else "tuple", "value": entries}
+    if isinstance(value, dict):
+        return {"type": "dict", "value": {str(k): _walk(v, f"{path}.{k}", tensors) for k, v in value.items()}}
+    return _describe(value, kind, path, tensors)
+
+
+def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
+    if kind in _NAMED:
+        return {"type": _NAMED[kind], "value": str(value).removeprefix("torch.")}
+    if kind is torch.device:
+        return {"type": "torch.device", "value": str(value)}
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return {"type": "slice", "value": [_walk(p, f"{path}.{i}", tensors) for i, p in enumerate(parts)]}
+    if kind is complex:
+        return {"type": "complex", "value": [_name_float(value.real), _name_float(value.imag)]}
+    if value is ...:
+        return {"type": "ellipsis", "value": None}
+    if isinstance(value, list):
+        return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        fields = {key: _walk(getattr(value, key, None), f"{path}.{key}", tensors) for key in value.__dataclass_fields__}
+        return {"type": "dict", "value": fields}
+    return {"type": "object", "value": _short_name(value)}
+
+
+def _short_name(value: Any) -> str:
+    """What kind of thing it is; never its repr, which may be huge, slow, or run the user's code."""
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _name_float(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,179 @@
+"""`tensorprobe.precheck`: a run in, a verdict on each of its calls out.
+
+In: a run and settings. Out: a `PrecheckResult`; with `out`, also files in that folder. Fails with an error of the user's
+when the run, the settings or the device cannot be used, never with an exception because a call fails. How many processes
+there are, and in which order calls come to their end, changes no byte of it but the times. Calls of a million elements and
+more are the exception: they use all threads that their process has, and on these may depend in which order sums are added up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from tensorprobe.checks.asked import Asked, Names, Numbers
+from tensorprobe.checks.journal import Header
+from tensorprobe.checks.messages import Finished, Start
+from tensorprobe.checks.output import Output
+from tensorprobe.checks.plan import Plan, Planned, plan_checks
+from tensorprobe.checks.result import PrecheckResult, conclude
+from tensorprobe.errors import SettingsError
+from tensorprobe.record import Run, open_run
+from tensorprobe.version import VERSION
+
+Progress = Callable[[int, int], None]
+"""Is told how many distinct calls are done, and of how many."""
+
+
+def precheck(
+    run: str | os.PathLike[str] | Run,
+    *,
+    device: str = "cpu",
+    data: str = "random",
+    standard: str = "noise-aware",
+    calls: Names | None = None,
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    dedupe: bool = True,
+    backward: bool = True,
+    hard: bool = False,
+    jobs: int = 1,
+    time_limit_s: float = 60.0,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    save_failures: bool = False,
+    progress: Progress | None = None,
+) -> PrecheckResult:
+    """Run each call of a recorded step alone, on `device` and on a reference of higher precision, and judge it.
+
+    `data` are random, from the recorded dtypes, shapes and ranges, or real. `calls` chooses by name or glob, `steps` other
+    steps than the first. Calls that are equal run once (`dedupe`). `hard` adds inputs at the edges. `jobs` processes share
+    the calls; a call that kills its process or takes longer than `time_limit_s` has failed; `jobs=0` runs them here, with
+    no such protection. `out` is a folder for the tables, `summary.json` and, with `save_failures`, a script for each
+    failing call; `resume` continues what was stopped there.
+    """
+    started = time.monotonic()
+    asked = Asked(
+        device=device,
+        data=data,
+        standard=standard,
+        calls=calls,
+        steps=steps,
+        ranks=ranks,
+        dedupe=dedupe,
+        backward=backward,
+        hard=hard,
+        save_failures=save_failures,
+        jobs=jobs,
+        time_limit_s=time_limit_s,
+    )
+    if out is None and (resume or save_failures):
+        what = "failing calls are saved as files" if save_failures else "a precheck is continued in its folder"
+        raise SettingsError(f"{what}: say where with out (-o FOLDER).")
+    opened = run if isinstance(run, Run) else open_run(Path(run))
+    plan = plan_checks(opened, asked)
+    outcomes: dict[int, Finished] = {}
+    with contextlib.ExitStack() as stack:
+        output = None
+        if out is not None:
+            output = stack.enter_context(Output(out, _header(opened, plan, asked), resume=resume))
+            outcomes = _known(plan, output.finished)
+        _check_rest(opened, plan, asked, outcomes, output, progress)
+        said = None if out is None else os.fspath(out)
+        elapsed_s = time.monotonic() - started
+        result = conclude(plan, outcomes, asked, run=str(opened.path), output=said, elapsed_s=elapsed_s)
+        if output is not None:
+            output.publish(result.summary)
+        return result
+
+
+def _check_rest(
+    run: Run, plan: Plan, asked: Asked, outcomes: dict[int, Finished], output: Output | None, progress: Progress | None
+) -> None:
+    """Check what has no outcome yet."""
+    rest = [(number, planned) for number, planned in enumerate(plan.checks) if number not in outcomes]
+    start = Start(
+        run=str(run.path.absolute()),
+        data_folder=None if run.data is None else str(run.data.absolute()),
+        device=asked.device,
+        data=asked.data,
+        standard=asked.standard,
+        backward=asked.backward,
+        hard=asked.hard,
+        threads=max(1, _processors() // max(1, min(asked.jobs, len(rest)))),
+        failures=str(output.failures) if output is not None and asked.save_failures else None,
+    )
+
+    def begin() -> None:
+        if output is not None:
+            output.begin()
+
+    def take(number: int, finished: Finished) -> None:
+        if output is not None:
+            output.append(finished)
+        outcomes[number] = finished
+        if progress is not None:
+            progress(len(outcomes), len(plan.checks))
+
+    if not rest:
+        return
+    if asked.jobs == 0:
+        _check_here(rest, start, run, begin, take)
+        return
+    from tensorprobe.checks.pool import run_in_processes
+
+    run_in_processes(rest, start, jobs=asked.jobs, time_limit_s=asked.time_limit_s, begin=begin, take=take)
+
+
+def _check_here(
+    rest: list[tuple[int, Planned]],
+    start: Start,
+    run: Run,
+    begin: Callable[[], None],
+    take: Callable[[int, Finished], None],
+) -> None:
+    from tensorprobe.checks.checker import Checker
+
+    checker = Checker(start, run)
+    begin()
+    with checker.conditions():
+        for number, planned in rest:
+            # Packed as between processes, so that the outcome has the same types: what is 0.0 there is not 0 here.
+            take(number, msgspec.msgpack.decode(msgspec.msgpack.encode(checker.check(planned.task)), type=Finished))
+
+
+def _known(plan: Plan, finished: list[Finished]) -> dict[int, Finished]:
+    """The outcomes of a journal by the number of the check."""
+    numbers = {
+        (planned.task.step, planned.task.rank, planned.task.call.line): number
+        for number, planned in enumerate(plan.checks)
+    }
+    places = [(one.check.step, one.check.rank, one.check.line) for one in finished]
+    return {numbers[place]: one for place, one in zip(places, finished, strict=True) if place in numbers}
+
+
+def _header(run: Run, plan: Plan, asked: Asked) -> Header:
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch_version = ""
+    return Header(
+        run=str(run.path.absolute()),
+        tool=VERSION,
+        torch=torch_version,
+        plan=plan.digest(),
+        settings=asked.remembered(),
+    )
+
+
+def _processors() -> int:
+    """The processors that this process may use: a batch system often gives fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,27 @@
+"""Gives the simulated device to a program that knows nothing of it: called inside that program right after torch is
+imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tensorprobe import sim
+from tensorprobe.sim.faults import Fault
+
+HOOK = "tensorprobe.inject.sim:begin"
+
+
+def payload(name: str, faults: Iterable[Fault], *, torch_npu: bool = False) -> str:
+    """The text that tells `begin` in another process what to do."""
+    return json.dumps({"name": name, "torch_npu": torch_npu, "faults": [fault.as_dict() for fault in faults]})
+
+
+def begin(text: str) -> None:
+    """Enable the device and install the faults that `payload` wrote."""
+    settings: dict[str, Any] = json.loads(text)
+    sim.enable(settings["name"], torch_npu=settings["torch_npu"])
+    for fault in settings["faults"]:
+        sim.install(sim.make_fault(**fault))

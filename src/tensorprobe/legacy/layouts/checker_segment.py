@@ -1,0 +1,259 @@
+"""The calls of a dump of api_accuracy_checker: those of the forward file in its order, then those of the backward file.
+
+In: up to three JSON files, each trusted in nothing. Out: the same calls, slots, stacks and damage as of a run of ours.
+The files are read whole, once, when they are first needed; an entry is decoded when it is asked for. An entry that
+breaks the format is damage and leaves the others alone; a file that is no JSON object is RunDamaged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.legacy.layouts.checker_entries import DataFile, EntryReader
+from tensorprobe.legacy.layouts.checker_values import RealData
+from tensorprobe.legacy.layouts.msprobe_calls import demand_call_name, level_of
+from tensorprobe.legacy.layouts.msprobe_json import quote_bare
+from tensorprobe.legacy.layouts.pt import PtSource
+from tensorprobe.model import Call, Frame, Slot, Stack
+from tensorprobe.model.call_name import FAMILY_SPELLINGS, CallName, parse_call_name
+from tensorprobe.record.files import open_file
+from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
+from tensorprobe.record.run import Entry, Index
+
+_MAX_BYTES = 4 << 30
+_FILE_BITS = 24
+"""The number of a file: the line of its call, then so many bits for its place in the call."""
+_FRAME = re.compile(r"File (.*), line ([0-9]{1,9}), in (.*?), ?\n ?(.*)", re.DOTALL)
+_OF_TORCH = re.compile(r"[\\/](site|dist)-packages[\\/](torch|torch_npu)[\\/]|[\\/]api_accuracy_checker[\\/]")
+
+
+@dataclass(frozen=True)
+class CheckerFile:
+    """One JSON file of the dump."""
+
+    folder: Path
+    name: str
+
+    def __str__(self) -> str:
+        return str(self.folder / self.name)
+
+
+class EntryDamage(Damage):
+    """An entry that breaks the format. `line` counts the entries of its file."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{self.file}, entry {self.line:,}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One key of a file, with what stands under it."""
+
+    direction: str
+    key: str
+    number: int
+    content: msgspec.Raw
+
+    def call_name(self) -> CallName:
+        """The canonical name; ValueError when the key is not the name of a call in this file."""
+        op, number, direction = parse_call_name(self.key)
+        if direction not in ("", self.direction):
+            raise ValueError(f"the name of a {direction} call in the {self.direction} file")
+        family, _, rest = op.partition(".")
+        name = CallName(f"{FAMILY_SPELLINGS.get(family, family)}.{rest}", number, self.direction)
+        demand_call_name(str(name) if rest else "")
+        return name
+
+
+class CheckerSegment:
+    """One set of files by their kind: forward, backward, stack."""
+
+    def __init__(self, files: dict[str, CheckerFile]) -> None:
+        self._json = files
+        self._data = {kind: RealData(file.folder) for kind, file in files.items() if kind != "stack"}
+        self._paths: dict[int, list[str]] = {}
+        self.source = _Values(self)
+
+    def index(self) -> Index:
+        """The index of the calls; read once."""
+        return self._index
+
+    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
+        """Each call with its line from 0; a Damage in place of an entry that cannot be read."""
+        for line, entry in enumerate(self._entries):
+            try:
+                yield line, self._make(line)
+            except (*JSON_ERRORS, ValueError) as error:
+                yield self._damage(entry, error)
+
+    def call_at(self, entry: Entry) -> Call:
+        """The one call of an index entry; RunDamaged when it breaks the format."""
+        try:
+            return self._make(entry.line)
+        except (*JSON_ERRORS, ValueError) as error:
+            damage = self._damage(self._entries[entry.line], error)
+            raise RunDamaged(f"the dump is damaged at {damage}. Other calls are readable.") from None
+
+    def stack(self, number: int) -> Stack | None:
+        """The stack with that number, in the order of the stack file."""
+        held = self._stacks
+        if not 0 <= number < len(held):
+            return None
+        try:
+            lines = msgspec.json.decode(list(held.values())[number], type=list[str])
+        except JSON_ERRORS as error:
+            raise RunDamaged(f"'{self._json['stack']}' is damaged at entry {number + 1}: {reason_of(error)}.") from None
+        frames = [Frame(match[1], int(match[2]), *match.group(3, 4)) for line in lines if (match := _FRAME.match(line))]
+        shown = [frame for frame in frames if _OF_TORCH.search(frame.file) is None]
+        return Stack(number, tuple(shown or frames))
+
+    def damage(self) -> list[Damage]:
+        """Every entry that cannot be read."""
+        return [item for item in self.calls() if isinstance(item, Damage)]
+
+    def size_bytes(self) -> int:
+        """How many bytes the files with values take."""
+        folders = {files.root: files for files in self._data.values()}
+        return sum(files.size_bytes() for files in folders.values())
+
+    def place_of(self, number: int) -> tuple[str, str]:
+        """Of the file with that number: whether it belongs to a forward or a backward call, and its path."""
+        line, at = number >> _FILE_BITS, number & ((1 << _FILE_BITS) - 1)
+        if line not in self._paths and 0 <= line < len(self._entries):
+            try:
+                self._make(line)
+            except (*JSON_ERRORS, ValueError) as error:
+                raise TensorDamaged(f"its entry cannot be read: {error}") from None
+        paths = self._paths.get(line, [])
+        if at >= len(paths):
+            raise TensorDamaged("there is no file of that number")
+        return self._entries[line].direction, paths[at]
+
+    def data(self, direction: str) -> RealData:
+        """The files with the values of forward or of backward calls."""
+        return self._data[direction]
+
+    @cached_property
+    def _entries(self) -> list[_Entry]:
+        found = []
+        for direction in ("forward", "backward"):
+            if direction in self._json:
+                held = _read(self._json[direction])
+                found += [_Entry(direction, key, at, content) for at, (key, content) in enumerate(held.items())]
+        return found
+
+    @cached_property
+    def _stacks(self) -> dict[str, msgspec.Raw]:
+        return _read(self._json["stack"]) if "stack" in self._json else {}
+
+    @cached_property
+    def _stack_numbers(self) -> dict[str, int]:
+        """Names of calls without their direction → numbers of stacks. A broken stack file must not hide the calls."""
+        try:
+            names = [parse_call_name(key) for key in self._stacks]
+        except RunDamaged:
+            return {}  # told by verify_run and by whoever asks for a stack
+        return {f"{name.op}.{name.number}": number for number, name in enumerate(names)}
+
+    @cached_property
+    def _index(self) -> Index:
+        entries: list[Entry] = []
+        damage: list[Damage] = []
+        for line, entry in enumerate(self._entries):
+            try:
+                entries.append(Entry(line, str(entry.call_name()), 0))
+            except ValueError as error:
+                damage.append(self._damage(entry, error))
+        return Index(entries, damage)
+
+    def _make(self, line: int) -> Call:
+        entry = self._entries[line]
+        name = entry.call_name()
+        paths: list[str] = []
+        data = self._data[entry.direction]
+
+        def find_file(datapath: str) -> DataFile:
+            path = data.find(datapath)
+            dtype, shape = data.describe(path)
+            paths.append(path)
+            return DataFile((line << _FILE_BITS) + len(paths) - 1, dtype, shape)
+
+        reader = EntryReader(find_file)
+        content: Any = msgspec.json.decode(entry.content)
+        args, kwargs = None, None
+        if entry.direction == "forward":
+            args, kwargs = reader.forward(content, name.op)
+        else:
+            reader.backward(content)
+        self._paths[line] = paths
+        raw = parse_call_name(entry.key)
+        return Call(
+            name=str(name),
+            level=level_of(str(name)),
+            stack=self._stack_numbers.get(f"{raw.op}.{raw.number}"),
+            args=args,
+            kwargs=kwargs,
+            slots=tuple(reader.slots),
+        )
+
+    def _damage(self, entry: _Entry, error: Exception) -> Damage:
+        file = self._json[entry.direction].name
+        return EntryDamage(file, entry.number + 1, f"{entry.key[:80]!r}: {reason_of(error)}")
+
+
+class _Values:
+    """Where the values come from: the folder of the file that names them."""
+
+    def __init__(self, segment: CheckerSegment) -> None:
+        self._segment = segment
+        self._sources: dict[str, PtSource] = {}
+
+    def read(self, slot: Slot) -> memoryview:
+        """Exactly the bytes of `slot`."""
+        return self._source(slot).read(slot)
+
+    def hold(self, slot: Slot) -> tuple[int, object]:
+        """The address of those bytes, and what must be kept alive while they are used."""
+        return self._source(slot).hold(slot)
+
+    def _source(self, slot: Slot) -> PtSource:
+        if slot.offset is None:
+            raise TensorDamaged("it has no file")
+        direction, _ = self._segment.place_of(slot.offset)
+        if direction not in self._sources:
+            data = self._segment.data(direction)
+            self._sources[direction] = PtSource(data, lambda number: self._segment.place_of(number)[1])
+        return self._sources[direction]
+
+
+def _read(file: CheckerFile) -> dict[str, msgspec.Raw]:
+    """Every key of a file with what stands under it; RunDamaged when it is not an object."""
+    advice = "The process that wrote it may have been killed while it did: record again."
+    try:
+        with os.fdopen(open_file(file.folder, file.name), "rb") as content:
+            if os.fstat(content.fileno()).st_size > _MAX_BYTES:
+                raise RunDamaged(f"'{file}' has more than {_MAX_BYTES:,} bytes; it was not read.")
+            raw = content.read()
+    except FileNotFoundError:
+        raise RunDamaged(f"'{file}' is missing.") from None
+    try:
+        try:
+            return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # The older tool leaves NaN and Infinity bare, which is no JSON.
+            return msgspec.json.decode(quote_bare(raw), type=dict[str, msgspec.Raw])
+    except JSON_ERRORS as error:
+        raise RunDamaged(f"'{file}' cannot be read: {reason_of(error)}.\n  {advice}") from None

@@ -1,0 +1,165 @@
+"""Forms in which a recorder can write other than our own: what it is told, and how the place is made ready.
+
+A form is plain data: it goes to the recorder's process. A dump has one writer at a time: two processes that take each
+other for the same rank would leave a pkl of the one beside values of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tensorprobe.errors import RunExists
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]
+
+_PATIENCE_S = 10.0
+"""How long the recorder of a dead program may still be writing what that left behind."""
+_PAUSE_S = 0.02
+
+
+class PtdbgForm(msgspec.Struct, frozen=True, tag="ptdbg"):
+    """The dump of ptdbg_ascend: a pkl of JSON lines, and a folder with a .npy for each of them."""
+
+    pkl: str
+    folder: str | None
+    """None: no values, only what the pkl says."""
+    everything: bool = False
+    """Also integer and bool tensors, and numbers among the arguments."""
+    stacks: bool = False
+    dump_step: int = 1
+
+
+class AclForm(msgspec.Struct, frozen=True, tag="acl"):
+    """A .npy for each tensor of each ATen call, named as the dumps of the Ascend runtime are."""
+
+    folder: str
+
+
+MSPROBE_PARTS = ("forward.input", "forward.output", "backward.input", "backward.output")
+
+
+class MsprobeForm(msgspec.Struct, frozen=True, tag="msprobe"):
+    """The dump of msprobe, of one rank in one step: dump.json, stack.json, construct.json, and a file for each tensor."""
+
+    folder: str
+    """`…/step0/rank0`."""
+    task: str
+    level: str
+    values: Literal["pt", "npy"] | None = None
+    values_of: tuple[str, ...] = ()
+    """Values only of calls with one of these in their names; of all when there are none."""
+    digests: bool = False
+    """Also what msprobe calls md5: the CRC-32 of the values."""
+    parents: bool = False
+    parts: tuple[str, ...] = MSPROBE_PARTS
+    """What of a call is dumped."""
+    continued: bool = False
+    """Go on in the dump that is there."""
+    index: str = "dump.json"
+
+
+Form = PtdbgForm | AclForm | MsprobeForm
+
+MSPROBE_VALUES = "dump_tensor_data"
+_VALUES = (".npy", ".pt")
+
+
+def make_place(form: Form) -> int:
+    """Remove what an earlier dump left there and make the folder. RunExists when there are things that are no dump's.
+
+    What comes back is an open descriptor, to be closed by the caller: as long as a process has it, no other can begin a
+    dump there. It is -1 where there are no locks.
+    """
+    lock = -1
+    if isinstance(form, MsprobeForm):
+        return _make_msprobe_place(form)
+    if isinstance(form, PtdbgForm):
+        pkl = Path(form.pkl)
+        if pkl.is_dir():
+            raise RunExists(f"{form.pkl!r} is a folder; it is to become the pkl of a dump. Choose another name.")
+        pkl.parent.mkdir(parents=True, exist_ok=True)
+        lock = _hold(pkl)
+        try:
+            # The folder goes even when the new dump has none: its files would be taken for those of the new pkl.
+            _remove_arrays(pkl.with_suffix("") if form.folder is None else Path(form.folder))
+            os.truncate(pkl, 0)  # a dump in which nothing was met is an empty one, not an absent one
+        except BaseException:
+            _let_go(lock)
+            raise
+    if form.folder is not None:
+        Path(form.folder).mkdir(parents=True, exist_ok=True)
+    return lock
+
+
+def _make_msprobe_place(form: MsprobeForm) -> int:
+    from tensorprobe.legacy.layouts.msprobe_writer_json import open_dump
+
+    folder = Path(form.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _hold(folder / form.index)
+    try:
+        if not form.continued:
+            _remove_arrays(folder / MSPROBE_VALUES)
+            os.truncate(folder / form.index, 0)
+            for name in ("stack.json", "construct.json"):
+                (folder / name).unlink(missing_ok=True)
+        open_dump(form).close()  # so that there is a whole file from the first moment on
+        if form.values is not None:
+            (folder / MSPROBE_VALUES).mkdir(exist_ok=True)
+    except BaseException:
+        _let_go(lock)
+        raise
+    return lock
+
+
+def _hold(pkl: Path) -> int:
+    """The file, there and locked. It is kept, and not made anew: the lock is on the file and not on its name."""
+    if pkl.is_symlink():
+        pkl.unlink()
+    descriptor = os.open(pkl, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + _PATIENCE_S
+    while fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise RunExists(
+                    f"'{pkl}' is being written by another process. Nothing was changed.\n"
+                    "  Give each process a rank of its own, or a path of its own."
+                ) from None
+            time.sleep(_PAUSE_S)
+        except OSError:
+            break  # a file system without locks
+        else:
+            return descriptor
+    os.close(descriptor)
+    return -1
+
+
+def _let_go(lock: int) -> None:
+    if lock != -1:
+        os.close(lock)
+
+
+def _remove_arrays(folder: Path) -> None:
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise RunExists(f"'{folder}' is not a folder; the values of a dump go there. Choose another name for the dump.")
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.suffix not in _VALUES or entry.is_dir())
+    if foreign:
+        raise RunExists(
+            f"'{folder}' holds what is no dump's: {', '.join(foreign[:5])}. Nothing was removed.\n"
+            "  Move it away, or choose another name for the dump."
+        )
+    shutil.rmtree(folder)

@@ -1,0 +1,320 @@
+"""The calls of one rank, as a pkl of ptdbg_ascend and the `.npy` files beside it describe them.
+
+In: the text file and the folder, trusted in nothing. Out: the same calls, slots, stacks and damage as of a run of ours.
+Consecutive lines with the name of one call are that call; a call that is met again has the next `repeat`.
+The format knows neither norm nor counts of NaN, and a statistic that is NaN says nothing of the rest: such a slot has no
+summary. Where there is no folder the statistics are all there is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.legacy.layouts.npy import NpySource
+from tensorprobe.legacy.layouts.ptdbg_lines import StackLine, Statistics, TensorLine, decode_line
+from tensorprobe.legacy.layouts.ptdbg_names import LineName, read_line_name
+from tensorprobe.model import DTYPES, Call, Frame, Level, Slot, Stack, Summary
+from tensorprobe.record.blob import ByteSource
+from tensorprobe.record.files import open_file
+from tensorprobe.record.lines import BLOCK, JSON_ERRORS, MAX_DAMAGED, MAX_LINE, Damage, reason_of
+from tensorprobe.record.run import Entry, Index
+
+Spelled = tuple[str, str, str, Statistics | None]
+"""Name, dtype, shape and statistics of a tensor, as the pkl itself has them."""
+
+_NUMBERS = {
+    "<class 'int'>": "int64",
+    "<class 'float'>": "float64",
+    "<class 'bool'>": "bool",
+    "<class 'complex'>": "complex128",
+}
+"""Numbers among the arguments: their dtype as ptdbg_ascend writes it, and that of the array in their file."""
+_MOST_DIGITS = 18
+_NORM = math.nan
+"""One object for all: a NaN is equal to itself only, and equal statistics are to be equal."""
+
+
+class Place(NamedTuple):
+    """A file or folder below one that the user chose: nothing on the way from `root` may be a link."""
+
+    root: Path
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return str(self.root.joinpath(*self.parts))
+
+
+class _Group:
+    """The lines of one call."""
+
+    __slots__ = ("call", "end", "line", "lines", "prefix", "slots", "stack", "start")
+
+    def __init__(self, name: LineName, text: str, line: int, start: int) -> None:
+        self.call, self.line, self.start, self.end = name.call, line, start, start
+        self.prefix = text.removesuffix(_tail(name, text))
+        self.slots: dict[str, Slot] = {}
+        self.lines: dict[str, TensorLine] = {}
+        self.stack: int | None = None
+
+    def has(self, name: LineName) -> bool:
+        """Whether such a line is here already; then it belongs to the next call of that name."""
+        return name.slot in self.slots if name.slot else self.stack is not None
+
+    def spelled(self, slot: str) -> Spelled | None:
+        line = self.lines.get(slot)
+        return None if line is None else (line.name, line.dtype, line.shape_text, line.statistics)
+
+    def as_call(self, repeat: int) -> Call:
+        family = self.call.partition(".")[0]
+        level: Level = "module" if family == "Module" else "aten" if family == "Aten" else "api"
+        slots = tuple(self.slots.values())
+        return Call(name=self.call, level=level, stack=self.stack, repeat=repeat, slots=slots)
+
+
+class PtdbgSegment:
+    """One pkl, and the folder with its values; `data` is None when there is none."""
+
+    def __init__(self, pkl: Place, data: Place | None) -> None:
+        self._pkl, self._has_data = pkl, data is not None
+        self._index: Index | None = None
+        self._entries: dict[tuple[str, int], Entry] = {}
+        self._places = array("q")
+        self._files: dict[int, str] = {}
+        self._stacks: dict[int, tuple[Frame, ...]] = {}
+        self._frames: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._summaries: dict[Statistics, Summary] = {}
+        self._tails: dict[str, str] = {}
+        self._dtypes: dict[str, tuple[str, int]] = {}
+        self._spoken: tuple[_Group, int] | None = None
+        self._npy = None if data is None else NpySource(data.root, data.parts, self._file_of)
+        self.source: ByteSource = self._npy or _NoValues()
+
+    def index(self) -> Index:
+        """The calls by name, in execution order; read once."""
+        if self._index is None:
+            entries, damage, places = [], [], array("q")
+            for item in self._numbered():
+                if isinstance(item, Damage):
+                    damage.append(item)
+                else:
+                    group, repeat = item
+                    entries.append(Entry(group.line, group.call, repeat))
+                    places.extend((group.start, group.end - group.start))
+            self._index, self._places = Index(entries, damage), places
+        return self._index
+
+    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
+        """Each call with its first line from 0; a Damage for each line that cannot be read, behind its call."""
+        for item in self._numbered():
+            if isinstance(item, Damage):
+                yield item
+            else:
+                group, repeat = item
+                self._spoken = (group, repeat)
+                yield group.line, group.as_call(repeat)
+
+    def call_at(self, entry: Entry) -> Call:
+        """The one call of an index entry, read alone; RunDamaged when the file has changed since."""
+        return self._group_at(entry).as_call(entry.repeat)
+
+    def stack(self, number: int) -> Stack | None:
+        """The stack that stands on that line."""
+        if number not in self._stacks:
+            self.index()
+        frames = self._stacks.get(number)
+        return None if frames is None else Stack(number, frames)
+
+    def damage(self) -> list[Damage]:
+        """Every line that cannot be read."""
+        return list(self.index().damage)
+
+    def size_bytes(self) -> int:
+        """The size of the `.npy` files, 0 when there are none."""
+        return 0 if self._npy is None else self._npy.size_bytes()
+
+    def spelled(self, call: str, repeat: int, slot: str) -> Spelled | None:
+        """What the pkl itself says of a tensor: name of the line, dtype, shape and statistics; None for an unknown one."""
+        if self._spoken is None or self._spoken[0].call != call or self._spoken[1] != repeat:
+            if not self._entries:
+                self._entries = {(entry.name, entry.repeat): entry for entry in self.index().entries}
+            found = self._entries.get((call, repeat))
+            if found is None:
+                return None
+            self._spoken = (self._group_at(found), repeat)
+        return self._spoken[0].spelled(slot)
+
+    def _group_at(self, entry: Entry) -> _Group:
+        position = bisect_left(self.index().entries, entry.line, key=lambda held: held.line)
+        start, length = self._places[2 * position], self._places[2 * position + 1]
+        with os.fdopen(open_file(self._pkl.root, *self._pkl.parts), "rb", buffering=0) as file:
+            file.seek(start)
+            raw = BytesIO(file.read(length))
+        for item in self._groups(_split(raw, entry.line, start)):
+            if isinstance(item, _Group) and item.call == entry.name:
+                return item
+        raise RunDamaged(
+            f"'{self._pkl}' has changed while it was read: {entry.name} is not on line {entry.line + 1:,}."
+        )
+
+    def _numbered(self) -> Iterator[tuple[_Group, int] | Damage]:
+        """Each call with how often it was met before."""
+        met: dict[str, int] = {}
+        for item in self._groups(self._read_lines()):
+            if isinstance(item, Damage):
+                yield item
+            else:
+                repeat = met.get(item.call, 0)
+                met[item.call] = repeat + 1
+                yield item, repeat
+
+    def _groups(self, lines: Iterable[tuple[int, int, bytes]]) -> Iterator[_Group | Damage]:
+        group: _Group | None = None
+        damage: list[Damage] = []
+        damaged = 0
+        for number, start, raw in lines:
+            if damaged == MAX_DAMAGED:
+                damage.append(self._damage(number, f"not read, after {MAX_DAMAGED:,} damaged lines"))
+                break
+            if raw.isspace():
+                continue
+            try:
+                group, ended = self._take(group, number, start, raw)
+            except (*JSON_ERRORS, ValueError) as error:
+                damaged += 1
+                found = self._damage(number, _reason(error, raw))
+                if group is None:
+                    yield found
+                else:
+                    damage.append(found)
+                continue
+            if ended is not None:
+                yield ended
+                yield from damage
+                damage = []
+        if group is not None:
+            yield group
+        yield from damage
+
+    def _take(self, group: _Group | None, number: int, start: int, raw: bytes) -> tuple[_Group, _Group | None]:
+        """Put a line into the group it belongs to: that group, and the one that has ended with it."""
+        if len(raw) > MAX_LINE:
+            raise ValueError(f"longer than {MAX_LINE:,} bytes; the rest of the file was not read")
+        line = decode_line(raw)
+        name = self._name(line.name, group)
+        if isinstance(line, StackLine) == bool(name.slot):
+            raise ValueError(f"{line.name[:80]!r} is not the name of such a line")
+        slot = None if isinstance(line, StackLine) else self._slot(line, name.slot, number)
+        ended = None
+        if group is None or group.call != name.call or group.has(name):
+            ended, group = group, _Group(name, line.name, number, start)
+        group.end = start + len(raw)
+        if isinstance(line, TensorLine) and slot is not None:
+            group.slots[name.slot] = slot
+            group.lines[name.slot] = line
+            if self._has_data:
+                self._files[number] = line.name
+        elif isinstance(line, StackLine):
+            group.stack = number
+            self._stacks[number] = self._frames.setdefault(line.frames, line.frames)
+        return group, ended
+
+    def _name(self, text: str, group: _Group | None) -> LineName:
+        """The parts of a line's name; those that are named like the line before are known by their ends."""
+        if group is not None and text.startswith(group.prefix):
+            slot = self._tails.get(text[len(group.prefix) :])
+            if slot is not None:
+                return LineName(group.call, slot)
+        name = read_line_name(text) if text.isprintable() else None
+        if name is None or not _is_call_name(name.call):
+            raise ValueError(f"{text[:80]!r} is not the name of a line")
+        self._tails[_tail(name, text)] = name.slot
+        return name
+
+    def _slot(self, line: TensorLine, name: str, number: int) -> Slot:
+        known = self._dtypes.get(line.dtype)
+        if known is None:
+            dtype = _NUMBERS.get(line.dtype, line.dtype.removeprefix("torch."))
+            known = self._dtypes[line.dtype] = dtype, DTYPES[dtype].itemsize if dtype in DTYPES else 0
+        dtype, itemsize = known
+        return Slot(
+            name=name,
+            dtype=dtype,
+            shape=line.shape,
+            device="",
+            summary=self._summary(line.statistics),
+            offset=number if self._has_data else None,
+            nbytes=math.prod(line.shape) * itemsize if self._has_data else 0,
+        )
+
+    def _summary(self, statistics: Statistics | None) -> Summary | None:
+        """What the statistics say. Infinities are there but not counted: their number is -1."""
+        if statistics is None:
+            return None
+        known = self._summaries.get(statistics)
+        if known is not None:
+            return known
+        greatest, least, mean = statistics
+        finite = math.isfinite(greatest) and math.isfinite(least)
+        if math.isnan(greatest) or math.isnan(least) or math.isnan(mean) or (self._has_data and not finite):
+            return None
+        made = Summary(max=greatest, min=least, mean=mean, norm=_NORM, nan=0, inf=0 if finite else -1)
+        return self._summaries.setdefault(statistics, made)
+
+    def _file_of(self, number: int) -> str:
+        return f"{self._files[number]}.npy"
+
+    def _read_lines(self) -> Iterator[tuple[int, int, bytes]]:
+        with os.fdopen(open_file(self._pkl.root, *self._pkl.parts), "rb", buffering=BLOCK) as content:
+            yield from _split(content)
+
+    def _damage(self, number: int, reason: str) -> Damage:
+        return Damage("/".join(self._pkl.parts), number + 1, reason)
+
+
+class _NoValues:
+    """The values of a dump without its folder."""
+
+    def read(self, slot: Slot) -> memoryview:
+        """TensorDamaged."""
+        raise TensorDamaged("the dump has no folder with its values")
+
+    def hold(self, slot: Slot) -> tuple[int, object]:
+        """TensorDamaged."""
+        raise TensorDamaged("the dump has no folder with its values")
+
+
+def _split(content: BinaryIO, number: int = 0, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
+    """Number, place and bytes of each line; an overlong one is the last, and not whole."""
+    while raw := content.readline(MAX_LINE + 1):
+        yield number, start, raw
+        if len(raw) > MAX_LINE:
+            return
+        number += 1
+        start += len(raw)
+
+
+def _tail(name: LineName, text: str) -> str:
+    """What stands behind the call in the name of a line: `input.0`, `output`, `stack_info`."""
+    if not name.slot:
+        return "stack_info"
+    return name.slot if text.endswith(f"_{name.slot}") else "output" if text.endswith("_output") else "input"
+
+
+def _is_call_name(name: str) -> bool:
+    parts = name.rsplit(".", 2)
+    digits = parts[-2] if parts[-1] in ("forward", "backward") else parts[-1]
+    return bool(parts[0]) and len(digits) <= _MOST_DIGITS
+
+
+def _reason(error: Exception, raw: bytes) -> str:
+    if not raw.endswith(b"\n") and len(raw) <= MAX_LINE:
+        return f"unfinished: the dump may have ended in the middle of it ({reason_of(error)})"
+    return reason_of(error)

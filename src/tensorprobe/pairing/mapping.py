@@ -1,0 +1,140 @@
+"""The pairs of names that the user knows: a file for `--map`.
+
+Each line has the baseline's name and the candidate's, with `=` or space between them; `#` begins a comment. Or the file is
+one JSON object, baseline → candidate. A name is that of one call (`Functional.silu.0.forward`), of one call in both
+directions (`Functional.silu.0`), of an op (`Functional.silu`) or the beginning of ops up to a dot (`Module.layers`).
+
+    Functional.silu          = NPU.npu_silu
+    Module.blocks              Module.layers          # the candidate's modules have another name
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.pairing.names import FAMILIES, CallName, canonical_op, family_of, parse_call_name
+
+_EXAMPLE = "'Functional.silu = NPU.npu_silu'"
+
+
+class MappedCall(NamedTuple):
+    """Two calls that belong together. Without a direction: forward with forward, backward with backward."""
+
+    baseline: CallName
+    candidate: CallName
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """What the user knows. `ops`: the candidate's op, or beginning of ops, → the baseline's."""
+
+    calls: tuple[MappedCall, ...] = ()
+    ops: dict[str, str] = field(default_factory=dict)
+
+    def rule_for(self, op: str) -> str | None:
+        """The longest beginning of a candidate's op that the map names; None when it names none."""
+        beginning = op if self.ops else ""
+        while beginning:
+            if beginning in self.ops:
+                return beginning
+            beginning = beginning.rpartition(".")[0]
+        return None
+
+    def rename_op(self, op: str) -> str:
+        """A candidate's op as the baseline calls it."""
+        rule = self.rule_for(op)
+        return op if rule is None else self.ops[rule] + op[len(rule) :]
+
+    def rename_module(self, path: str) -> str:
+        """A candidate's module path as the baseline calls it."""
+        if not self.ops:
+            return path
+        renamed = self.rename_op(f"Module.{path}")
+        return renamed[len("Module.") :] if renamed.startswith("Module.") else path
+
+
+class _Line(NamedTuple):
+    where: str
+    baseline: str
+    candidate: str
+
+
+def read_mapping(path: str | Path) -> NameMap:
+    """The map in a file; SettingsError says which line is wrong and why."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"there is no map file '{path}'.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the map file '{path}' cannot be read: {error}.") from None
+    return parse_mapping(text, source=str(path))
+
+
+def parse_mapping(text: str, *, source: str = "map") -> NameMap:
+    """The map that a text spells; `source` is what error messages call it."""
+    calls: list[MappedCall] = []
+    ops: dict[str, str] = {}
+    seen: dict[tuple[str, str], str] = {}
+    lines = _json_lines(text, source) if text.lstrip().startswith("{") else _text_lines(text, source)
+    for line in lines:
+        pair = MappedCall(_parse_name(line.baseline, line.where), _parse_name(line.candidate, line.where))
+        _demand_same_kind(line, pair)
+        for side, name in zip(("baseline", "candidate"), pair, strict=True):
+            before = seen.setdefault((side, str(name)), line.where)
+            if before is not line.where:
+                raise SettingsError(f"{line.where}: the {side}'s {str(name)!r} has a partner already ({before}).")
+        if pair.baseline.number:
+            calls.append(pair)
+        else:
+            ops[canonical_op(pair.candidate.op)] = canonical_op(pair.baseline.op)
+    return NameMap(tuple(calls), ops)
+
+
+def _text_lines(text: str, source: str) -> Iterator[_Line]:
+    for number, raw in enumerate(text.splitlines(), 1):
+        names = raw.partition("#")[0].replace("=", " ").split()
+        where = f"{source}, line {number}"
+        if names and len(names) != 2:
+            raise SettingsError(
+                f"{where}: a line has two names, the baseline's and the candidate's, as in {_EXAMPLE}; got {len(names)}."
+            )
+        if names:
+            yield _Line(where, *names)
+
+
+def _json_lines(text: str, source: str) -> Iterator[_Line]:
+    try:
+        items = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{source} begins as a JSON object but is none: {error}.") from None
+    for baseline, candidate in items:
+        where = f"{source}, {baseline!r}"
+        if not isinstance(candidate, str) or not candidate:
+            raise SettingsError(f"{where}: the candidate's name must be a text; got {candidate!r}.")
+        yield _Line(where, baseline, candidate)
+
+
+def _parse_name(text: str, where: str) -> CallName:
+    name = parse_call_name(text)
+    family = family_of(text)
+    if family not in FAMILIES:
+        hint = did_you_mean(family, FAMILIES) or f" Names begin with {', '.join(FAMILIES)}."
+        raise SettingsError(f"{where}: {text!r} is not the name of a call or an op.{hint}")
+    return name
+
+
+def _demand_same_kind(line: _Line, pair: MappedCall) -> None:
+    baseline, candidate = pair
+    if bool(baseline.number) != bool(candidate.number):
+        one, other = (line.baseline, line.candidate) if baseline.number else (line.candidate, line.baseline)
+        raise SettingsError(
+            f"{line.where}: {one!r} is one call and {other!r} is every call of an op. Give both a number, or none."
+        )
+    if baseline.direction != candidate.direction:
+        said = " and ".join(repr(name.direction or "no direction") for name in pair)
+        raise SettingsError(f"{line.where}: the two names must have the same direction; they have {said}.")

@@ -1,0 +1,415 @@
+"""Execute the plan: measure every pair of slots of one rank in one step. Facts only, no threshold and no opinion.
+
+In: two runs, a step and a rank of each, an alignment's options. Out: `Measured` columns, findings of structure, and the
+bucket of every call. Tensors with equal digests are not read; a pair of tensors that shows up in several calls is
+measured once. Where there are no values, statistics stand in, and the column `basis` says so.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import Any, Literal
+
+import numpy
+
+from tensorprobe.errors import TensorDamaged
+from tensorprobe.model import DTYPES, Call, Slot, Summary
+from tensorprobe.model.call import forward_name
+from tensorprobe.model.comparison import Buckets, Finding, FindingKind
+from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
+from tensorprobe.pairing.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
+from tensorprobe.pairing.jobs import Jobs, stored_alike
+from tensorprobe.pairing.names import canonical_op
+from tensorprobe.pairing.reading import CHUNK, CallPair, read_in_step, read_pairs
+from tensorprobe.pairing.rows import RowLists
+from tensorprobe.pairing.structure import Fact, call_facts, lacking_slots, pair_slots, slot_facts
+from tensorprobe.record.lines import Damage
+from tensorprobe.record.run import Entry, Run, Segment
+
+MAX_SUGGESTED = 50
+"""Calls without a partner for which the nearest one is looked up; each costs a search."""
+MAX_FINDINGS = 10_000
+_HARD = ("shape", "slots", "raised")
+
+_DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which step and rank of the baseline meets which of the candidate."""
+
+    step: int
+    rank: int
+    candidate_step: int
+    candidate_rank: int
+
+
+def measure_segment(
+    runs: tuple[Run, Run],
+    place: Place,
+    *,
+    options: Options | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Measured:
+    """Align and measure one step of one rank; `progress` is told how many pairs of calls were done."""
+    segments = (
+        runs[0].segment(place.step, place.rank),
+        runs[1].segment(place.candidate_step, place.candidate_rank),
+    )
+    options = options or Options()
+    with _collector_paused():
+        if options.mapping is None:
+            measured = _measure_in_step(segments, place, threads, progress)
+            if measured is not None:
+                return measured
+        return _measure_aligned(segments, place, options, threads, progress)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Millions of small objects are made and none of them in a cycle: looking for cycles would double the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _measure_in_step(
+    segments: tuple[Segment, Segment], place: Place, threads: int, progress: Progress | None
+) -> Measured | None:
+    """For two segments with the same calls in the same order, as nearly all have: one pass, and no index. Else None."""
+    with _Table(segments, threads, place) as table:
+        for chunk in read_in_step(*segments):
+            if chunk is None:
+                return None
+            table.add(chunk)
+            if progress is not None:
+                progress(len(chunk))
+        return table.measured()
+
+
+def _measure_aligned(
+    segments: tuple[Segment, Segment], place: Place, options: Options, threads: int, progress: Progress | None
+) -> Measured:
+    """For two segments whose calls are to be aligned first."""
+    indexes = (segments[0].index(), segments[1].index())
+    entries = (indexes[0].entries, indexes[1].entries)
+    details = _Details(segments, entries)
+    alignment = align_calls(*entries, details.of, options)
+    with _Table(segments, threads, place) as table:
+        damaged = (len(indexes[0].damage), len(indexes[1].damage))
+        if any(damaged):
+            table.skip("damaged line", sum(damaged))
+        pairs = read_pairs(segments, entries, alignment.pairs)
+        while chunk := list(islice(pairs, CHUNK)):
+            table.add([pair for pair in chunk if isinstance(pair, CallPair)])
+            for reason in chunk:
+                if isinstance(reason, str):
+                    table.skip(reason, 2)
+            if progress is not None:
+                progress(len(chunk))
+        table.add_unpaired(entries, alignment, details, damaged)
+        measured = table.measured()
+    measured.unused_map, measured.coarse = alignment.unused_map, alignment.method != "exact"
+    return measured
+
+
+class _Details:
+    """Level, module, and shapes and dtypes of the slots, of every call; read when names do not settle the alignment."""
+
+    def __init__(self, segments: tuple[Segment, Segment], entries: tuple[Sequence[Entry], Sequence[Entry]]) -> None:
+        self._segments, self._entries = segments, entries
+        self._read: dict[str, list[Detail]] = {}
+
+    def of(self, side: Literal["baseline", "candidate"]) -> list[Detail]:
+        if side not in self._read:
+            at = side == "candidate"
+            self._read[side] = _read_details(self._segments[at], self._entries[at])
+        return self._read[side]
+
+
+def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
+    by_line: dict[int, Detail] = {}
+    for item in segment.calls():
+        if not isinstance(item, Damage):
+            line, call = item
+            by_line[line] = Detail(
+                call.level, call.module, tuple((slot.name, slot.dtype, slot.shape) for slot in call.slots)
+            )
+    unreadable = Detail("", "", None)
+    return [by_line.get(entry.line, unreadable) for entry in entries]
+
+
+class _Table:
+    """Columns in the making. A context manager: leaving it with an error stops the threads."""
+
+    def __init__(self, segments: tuple[Segment, Segment], threads: int, place: Place) -> None:
+        self._sources = (segments[0].source, segments[1].source)
+        self._jobs = Jobs(threads)
+        self._place = place
+        self._calls = Calls()
+        self._buckets = Buckets()
+        self._findings: list[Finding] = []
+        self._findings_left_out = 0
+        self._found: dict[str, int] = {}
+        self._keys: dict[Any, int] = {}
+        self._forwards: dict[str, int] = {}
+        self._job_of: dict[Any, int] = {}
+        self._rows = RowLists()
+
+    def __enter__(self) -> _Table:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._jobs.abandon()
+
+    def add(self, pairs: list[CallPair]) -> None:
+        """The columns of some more calls."""
+        first, calls = len(self._calls.name), self._calls
+        ours, theirs = [pair.baseline for pair in pairs], [pair.candidate for pair in pairs]
+        calls.name += [call.name for call in ours]
+        calls.candidate += [call.name for call in theirs]
+        calls.op += [canonical_op(call.op) for call in ours]
+        calls.index += [pair.line for pair in pairs]
+        calls.repeat += [call.repeat for call in ours]
+        calls.level += [call.level for call in ours]
+        calls.module += [call.module for call in ours]
+        calls.candidate_module += [call.module for call in theirs]
+        calls.stack += [call.stack for call in ours]
+        calls.candidate_stack += [call.stack for call in theirs]
+        for number, call in enumerate(ours, start=first):
+            if forward := forward_name(call.name):
+                calls.direction.append("backward")
+                # ATen calls of the two directions are counted apart: their numbers say nothing of each other.
+                calls.forward.append(-1 if call.level == "aten" else self._forwards.get(forward, -1))
+            else:
+                calls.direction.append("forward")
+                calls.forward.append(-1)
+                self._forwards[call.name] = number
+        self._buckets.paired += len(pairs)
+        facts = {
+            number: list(call_facts(a, b))
+            for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
+            if a.raised != b.raised or a.args != b.args or a.kwargs != b.kwargs
+        }
+        counts = self._add_slots(ours, theirs, facts)
+        calls.first_row += accumulate(counts[:-1], initial=len(self._rows.slot) - sum(counts)) if counts else []
+        calls.structural += [0] * len(pairs)
+        for number in sorted(facts):
+            self._note_facts(pairs[number], first + number, facts[number])
+
+    def _note_facts(self, pair: CallPair, number: int, facts: list[Fact]) -> None:
+        self._calls.structural[number] = max((HARD if kind in _HARD else SOFT for kind, _ in facts), default=0)
+        for kind, detail in facts:
+            self._find(kind, pair.line, pair.baseline.name, pair.baseline.module, detail)
+
+    def _add_slots(self, ours: list[Call], theirs: list[Call], facts: dict[int, list[Fact]]) -> list[int]:
+        """The rows of some calls; how many each of them has."""
+        left, right = [slot for call in ours for slot in call.slots], [slot for call in theirs for slot in call.slots]
+        counts = [len(call.slots) for call in ours]
+        in_step = counts == [len(call.slots) for call in theirs]
+        if not in_step or [slot.name for slot in left] != [slot.name for slot in right]:
+            left, right, counts = self._pair_slots(ours, theirs, facts)
+        numbers = numpy.repeat(numpy.arange(len(ours)), counts)
+        if [slot.shape for slot in left] != [slot.shape for slot in right] or (
+            [slot.dtype for slot in left] != [slot.dtype for slot in right]
+        ):
+            for number, a, b in zip(numbers.tolist(), left, right, strict=True):
+                if a.shape != b.shape or a.dtype != b.dtype:
+                    facts.setdefault(number, []).extend(slot_facts(a, b))
+        self._rows.add(left, right, numbers + len(self._calls.forward) - len(ours))
+        self._measure(left, right)
+        return counts
+
+    def _pair_slots(
+        self, ours: list[Call], theirs: list[Call], facts: dict[int, list[Fact]]
+    ) -> tuple[list[Slot], list[Slot], list[int]]:
+        """The same, where calls have slots that the other side has not."""
+        left: list[Slot] = []
+        right: list[Slot] = []
+        counts = []
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            pairs, lacking, extra = pair_slots(a, b)
+            left += [pair[0] for pair in pairs]
+            right += [pair[1] for pair in pairs]
+            counts.append(len(pairs))
+            # A call that raised has no outputs: that is said already.
+            if (lacking or extra) and a.raised == b.raised:
+                facts.setdefault(number, []).append(lacking_slots(lacking, extra))
+        return left, right, counts
+
+    def _measure(self, left: list[Slot], right: list[Slot]) -> None:
+        """Decide from what each pair is measured, and hand it on."""
+        rows = self._rows
+        start = len(rows.basis)
+        rows.basis += [
+            NONE
+            if a.skipped or b.skipped or a.shape != b.shape
+            else DIGEST
+            if a.digest is not None and a.digest == b.digest and a.dtype == b.dtype and a.stride == b.stride
+            else VALUES
+            if a.offset is not None and b.offset is not None
+            else STATISTICS
+            if a.summary is not None and b.summary is not None and not _are_hidden(a.summary, b.summary)
+            else NONE
+            for a, b in zip(left, right, strict=True)
+        ]
+        rows.job += [-1] * len(left)
+        rows.note += [""] * len(left)
+        for at, basis in enumerate(rows.basis[start:], start=start):
+            if basis == VALUES:
+                self._hand_over(at, left[at - start], right[at - start])
+            elif basis == NONE:
+                rows.note[at] = _why_not(left[at - start], right[at - start])
+        number, place = self._keys.setdefault, (self._place.step, self._place.rank)
+        rows.key += [
+            number(
+                (a.digest or a.summary or (place, a.offset), b.digest or b.summary or (place, b.offset)),
+                len(self._keys),
+            )
+            if basis in (VALUES, STATISTICS)
+            else -1
+            for basis, a, b in zip(rows.basis[start:], left, right, strict=True)
+        ]
+
+    def _hand_over(self, at: int, ours: Slot, theirs: Slot) -> None:
+        """Let the kernel measure the values of a row, unless another row has the same ones or they cannot be read."""
+        rows = self._rows
+        if ours.dtype not in _DTYPE_CODES or theirs.dtype not in _DTYPE_CODES:
+            rows.basis[at], rows.note[at] = NONE, f"dtype {ours.dtype} is unknown"
+            return
+        identity: tuple[object, ...] = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype)
+        if ours.dtype != theirs.dtype:
+            rows.note[at] = f"{ours.dtype} against {theirs.dtype}, in the wider of both"
+        if ours.stride is not None or theirs.stride is not None:
+            identity = (*identity, ours.stride, theirs.stride)
+            if stored_alike(ours, theirs):
+                if ours.digest is not None and ours.digest == theirs.digest and ours.dtype == theirs.dtype:
+                    rows.basis[at] = DIGEST
+                    return
+                rows.permuted[at] = ours
+        job = self._job_of.get(identity)
+        if job is None:
+            try:
+                job = self._job_of[identity] = self._jobs.add((ours, theirs), self._sources)
+            except TensorDamaged as damage:
+                rows.permuted.pop(at, None)
+                known = ours.summary is not None and theirs.summary is not None
+                rows.basis[at], rows.note[at] = STATISTICS if known else NONE, f"damaged: {damage}"
+                return
+        rows.job[at] = job
+
+    def measured(self) -> Measured:
+        """Wait for the threads, and give the finished columns."""
+        rows = self._rows.finish(self._jobs.results(), self._calls.direction)
+        place = self._place
+        return Measured(
+            place.step,
+            place.rank,
+            self._calls,
+            rows,
+            list(self._keys),
+            self._buckets,
+            self._findings,
+            self._findings_left_out,
+        )
+
+    def add_unpaired(
+        self,
+        entries: tuple[Sequence[Entry], Sequence[Entry]],
+        alignment: Alignment,
+        details: _Details,
+        damaged: tuple[int, int],
+    ) -> None:
+        """The calls that only one side has, with the nearest of the other side for the first of them."""
+        for _, _, reason in alignment.skipped:
+            self.skip(reason, 1)
+        sides: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
+        only = []
+        for side, positions, held, lost in zip(
+            sides, (alignment.only_baseline, alignment.only_candidate), entries, damaged[::-1], strict=True
+        ):
+            # Activation checkpointing in one run only: what it computes again has no partner, and is no difference.
+            only.append([position for position in positions if not held[position].repeat])
+            if again := len(positions) - len(only[-1]):
+                self.skip(f"computed again in the {side} only", again)
+            if 0 < len(only[-1]) <= lost:
+                self.skip("its partner's line may be a damaged one", len(only.pop()))
+                only.append([])
+        self._buckets.only_baseline += len(only[0])
+        self._buckets.only_candidate += len(only[1])
+        if any(only):
+            suggestions = Suggestions(alignment, *entries, details.of)
+            for side, positions in zip(sides, only, strict=True):
+                self._add_unpaired_side(side, positions, entries, details, suggestions)
+
+    def _add_unpaired_side(
+        self,
+        side: Literal["baseline", "candidate"],
+        positions: Sequence[int],
+        entries: tuple[Sequence[Entry], Sequence[Entry]],
+        details: _Details,
+        suggestions: Suggestions,
+    ) -> None:
+        ours, theirs = entries if side == "baseline" else entries[::-1]
+        kind: FindingKind = "only_baseline" if side == "baseline" else "only_candidate"
+        for number, position in enumerate(positions[:MAX_FINDINGS]):
+            near = suggestions.nearest(side, position) if number < MAX_SUGGESTED else None
+            suggestion = "" if near is None else f"{theirs[near.position].name} ({near.reason})"
+            module = details.of(side)[position].module
+            self._find(kind, ours[position].line, ours[position].name, module, suggestion=suggestion)
+        self._findings_left_out += max(0, len(positions) - MAX_FINDINGS)
+
+    def _find(
+        self, kind: FindingKind, line: int, call: str, module: str, detail: str = "", suggestion: str = ""
+    ) -> None:
+        self._found[kind] = self._found.get(kind, 0) + 1
+        if self._found[kind] > MAX_FINDINGS:  # of each kind: many other dtypes must not hide a missing call
+            self._findings_left_out += 1
+            return
+        place = self._place
+        self._findings.append(
+            Finding(
+                kind=kind,
+                step=place.step,
+                rank=place.rank,
+                index=line,
+                call=call,
+                module=module,
+                detail=detail,
+                suggestion=suggestion,
+            )
+        )
+
+    def skip(self, reason: str, count: int) -> None:
+        """Count calls that cannot be compared."""
+        self._buckets.skipped[reason] = self._buckets.skipped.get(reason, 0) + count
+
+
+def _why_not(ours: Slot, theirs: Slot) -> str:
+    """Why a pair of slots cannot be measured."""
+    if ours.skipped or theirs.skipped:
+        return ours.skipped or theirs.skipped or ""
+    if ours.shape != theirs.shape:
+        return "other shape"
+    if ours.summary is not None and theirs.summary is not None:
+        return "a NaN on both sides, and nothing is known of the other elements"
+    return "not recorded"
+
+
+def _are_hidden(ours: Summary, theirs: Summary) -> bool:
+    """Whether there is a NaN on both sides of a dump whose tool lets it into every statistic: none tells of the rest then."""
+    if ours.nan >= 0 or theirs.nan >= 0:
+        return False
+    pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))
+    return all(one != one or other != other for one, other in pairs)

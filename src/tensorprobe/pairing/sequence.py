@@ -1,0 +1,306 @@
+"""Order-preserving alignment of two sequences of integers.
+
+In: two arrays in which equal numbers mean "may be a pair". Out: positions in both, strictly increasing, of equal numbers.
+While the sequences differ in at most `MOST_EDITS` places the result is the longest there is (`exact`). Beyond that it is
+found with anchors, numbers that both sides have once, and step by step between them (`approximate`); where even that
+would take too long, the first of a number is taken for the first, the second for the second (`coarse`). The time is
+bounded by some seconds for a million numbers, whatever they are.
+
+Sequences are never compared position by position in Python: hashes of all beginnings tell in a few array operations how
+far two places run alike, for all diagonals of the edit graph at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorprobe.pairing.codes import Column, Mask, dense_both, merge, occurrences, pack_both, remaining
+
+Method = Literal["exact", "approximate", "coarse"]
+METHODS: tuple[Method, ...] = ("exact", "approximate", "coarse")
+"""From the best to the coarsest."""
+MOST_EDITS = 2500
+"""Up to so many insertions and deletions the alignment is exact: about 2 seconds and 25 MB at the limit."""
+
+_MOST_ROUNDS = 8
+_EDITS_IN_A_STEP = 500
+_MOST_STEPS = 24
+_UNREACHED = -(1 << 40)
+
+
+class Matches(NamedTuple):
+    """Positions that belong together, and how they were found."""
+
+    baseline: Column
+    candidate: Column
+    method: Method
+
+
+def align_sequences(baseline: Column, candidate: Column, *, most_edits: int = MOST_EDITS) -> Matches:
+    """Positions of equal numbers in both, strictly increasing on both sides."""
+    a, b = dense_both(baseline, candidate)
+    rows, columns = np.arange(len(a)), np.arange(len(b))
+    found: list[tuple[Column, Column]] = []
+    for _ in range(_MOST_ROUNDS):  # what is cut off at the ends and what is dropped may each make room for the other
+        head, tail = _common_ends(a, b)
+        found += [(rows[:head], columns[:head]), (rows[len(a) - tail :], columns[len(b) - tail :])]
+        a, rows = a[head : len(a) - tail], rows[head : len(rows) - tail]
+        b, columns = b[head : len(b) - tail], columns[head : len(columns) - tail]
+        keep_a, keep_b = _shared(a, b)
+        if keep_a.all() and keep_b.all():
+            break
+        a, rows, b, columns = a[keep_a], rows[keep_a], b[keep_b], columns[keep_b]
+    inner = _align_core(a, b, most_edits)
+    found.append((rows[inner.baseline], columns[inner.candidate]))
+    return Matches(
+        merge(*(pair[0] for pair in found)),
+        merge(*(pair[1] for pair in found)),
+        inner.method,
+    )
+
+
+def gaps(matched: Column, rows: Column) -> Column:
+    """For each row the number of matched rows before it: rows with the same number lie in the same gap."""
+    return np.searchsorted(matched, rows).astype(np.int64)
+
+
+def longest_increasing(values: Column) -> Column:
+    """The positions of a longest strictly increasing subsequence."""
+    if len(values) < 2 or bool(np.all(values[1:] > values[:-1])):
+        return np.arange(len(values))
+    tails: list[int] = []
+    tail_places: list[int] = []
+    before: list[int] = []
+    for place, value in enumerate(values.tolist()):
+        length = len(tails) if not tails or value > tails[-1] else bisect_left(tails, value)
+        if length == len(tails):
+            tails.append(value)
+            tail_places.append(place)
+        else:
+            tails[length] = value
+            tail_places[length] = place
+        before.append(tail_places[length - 1] if length else -1)
+    chosen = []
+    place = tail_places[-1]
+    while place >= 0:
+        chosen.append(place)
+        place = before[place]
+    return np.array(chosen[::-1], dtype=np.int64)
+
+
+def _common_ends(a: Column, b: Column) -> tuple[int, int]:
+    shorter = min(len(a), len(b))
+    head = _first_true(a[:shorter] != b[:shorter])
+    rest = shorter - head
+    tail = _first_true((a[len(a) - rest :] != b[len(b) - rest :])[::-1])
+    return head, tail
+
+
+def _first_true(flags: Mask) -> int:
+    """The place of the first true one; the length when there is none."""
+    return int(flags.argmax()) if flags.any() else len(flags)
+
+
+def _counts(a: Column, b: Column) -> tuple[Column, Column]:
+    size = int(max(a.max(initial=-1), b.max(initial=-1))) + 1
+    return np.bincount(a, minlength=size), np.bincount(b, minlength=size)
+
+
+def _shared(a: Column, b: Column) -> tuple[Mask, Mask]:
+    """Which numbers occur on the other side too."""
+    in_a, in_b = _counts(a, b)
+    return in_b[a] > 0, in_a[b] > 0
+
+
+def _align_core(a: Column, b: Column, most_edits: int) -> Matches:
+    exact = _shortest_edit(a, b, most_edits)
+    return _approximate(a, b, most_edits) if exact is None else Matches(*exact, "exact")
+
+
+def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
+    """Anchors first, then anchors between anchors until there are none; then what lies between."""
+    done: tuple[Column, Column] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    method: Method = "approximate"
+    for has_more in (True,) * _MOST_ROUNDS + (False,):
+        rows, columns = remaining(len(a), done[0]), remaining(len(b), done[1])
+        left = dense_both(*pack_both((gaps(done[0], rows), a[rows]), (gaps(done[1], columns), b[columns])))
+        keep = _shared(*left)
+        rows, columns, left = rows[keep[0]], columns[keep[1]], (left[0][keep[0]], left[1][keep[1]])
+        found = _anchors(*left)
+        if not len(found[0]) or not has_more:
+            has_anchors = len(done[0]) > 0  # without them it is known that exactness takes too many edits
+            *_, method = filled = _fill(*left, most_edits, try_exactly=has_anchors)
+            found, has_more = filled[:2], False
+        done = merge(done[0], rows[found[0]]), merge(done[1], columns[found[1]])
+        if not has_more:
+            break
+    return Matches(*done, method)
+
+
+def _fill(a: Column, b: Column, most_edits: int, *, try_exactly: bool) -> Matches:
+    """Exactly, if that is possible; else step by step, and what is left when the steps are used up coarsely."""
+    exact = _shortest_edit(a, b, most_edits) if try_exactly else None
+    if exact is not None:
+        return Matches(*exact, "approximate")
+    found = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]
+    row = column = 0
+    for _ in range(_MOST_STEPS):
+        search = _furthest(a[row:], b[column:], min(most_edits, _EDITS_IN_A_STEP))
+        pairs = _walk_back(search)
+        if not np.array_equal(a[row:][pairs[0]], b[column:][pairs[1]]):
+            break
+        found.append((pairs[0] + row, pairs[1] + column))
+        row, column = row + search.end[0], column + search.end[1]
+        if row == len(a) or column == len(b) or len(pairs[0]) < len(search.rows):
+            break
+    rest = _first_with_first(a[row:], b[column:])
+    found.append((rest[0] + row, rest[1] + column))
+    method: Method = "coarse" if row < len(a) and column < len(b) else "approximate"
+    return Matches(np.concatenate([pair[0] for pair in found]), np.concatenate([pair[1] for pair in found]), method)
+
+
+def _anchors(a: Column, b: Column) -> tuple[Column, Column]:
+    """Numbers that each side has once, as many as keep their order."""
+    in_a, in_b = _counts(a, b)
+    once = (in_a == 1) & (in_b == 1)
+    rows, columns = np.flatnonzero(once[a]), np.flatnonzero(once[b])
+    place_in_b = np.empty(len(in_b), dtype=np.int64)
+    place_in_b[b[columns]] = columns
+    partners = place_in_b[a[rows]]
+    kept = longest_increasing(partners)
+    return rows[kept], partners[kept]
+
+
+def _first_with_first(a: Column, b: Column) -> tuple[Column, Column]:
+    return _anchors(*dense_both(*pack_both((a, occurrences(a)), (b, occurrences(b)))))
+
+
+class _CommonRuns:
+    """How far a from x and b from y run alike, for many (x, y) at once."""
+
+    def __init__(self, a: Column, b: Column) -> None:
+        self._a, self._b = a, b
+        random = np.random.default_rng(0x5EED)
+        size = int(max(a.max(initial=0), b.max(initial=0))) + 1
+        values = random.integers(1 << 63, size=size, dtype=np.uint64)
+        base = np.full(max(len(a), len(b)) + 1, random.integers(1 << 63, dtype=np.uint64) * 2 + 1, dtype=np.uint64)
+        base[0] = 1
+        self._powers = np.cumprod(base)
+        self._hash_a, self._hash_b = (self._beginnings(values[side]) for side in (a, b))
+
+    def _beginnings(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        hashes = np.zeros(len(values) + 1, dtype=np.uint64)
+        np.cumsum(values * self._powers[: len(values)], out=hashes[1:])
+        return hashes
+
+    def lengths(self, x: Column, y: Column) -> Column:
+        """For each pair of places the length of the common run that begins there."""
+        room = np.minimum(len(self._a) - x, len(self._b) - y)
+        result = np.zeros(len(x), dtype=np.int64)
+        inside = np.flatnonzero(room > 0)
+        alike = inside[self._a[x[inside]] == self._b[y[inside]]]
+        if len(alike):
+            result[alike] = self._measure(x[alike], y[alike], room[alike])
+        return result
+
+    def _measure(self, x: Column, y: Column, room: Column) -> Column:
+        got = np.ones(len(x), dtype=np.int64)
+        step = 1 << int(room.max()).bit_length()
+        while step := step >> 1:
+            end = got + step
+            fits = np.flatnonzero(end <= room)
+            if len(fits):
+                got[fits] += step * self._equal(x[fits] + got[fits], y[fits] + got[fits], step)
+        return got
+
+    def _equal(self, x: Column, y: Column, length: int) -> Mask:
+        in_a = self._hash_a[x + length] - self._hash_a[x]
+        in_b = self._hash_b[y + length] - self._hash_b[y]
+        alike: Mask = in_a * self._powers[y] == in_b * self._powers[x]
+        return alike
+
+
+class _Row(NamedTuple):
+    """How far each diagonal low, low + 2, … is reached with one number of edits."""
+
+    low: int
+    reach: Column
+
+    def at(self, diagonal: int) -> int:
+        place, odd = divmod(diagonal - self.low, 2)
+        return int(self.reach[place]) if not odd and 0 <= place < len(self.reach) else _UNREACHED
+
+
+class _Search(NamedTuple):
+    """What was reached with 0, 1, … edits in sequences of these lengths, and the furthest point."""
+
+    rows: list[_Row]
+    lengths: tuple[int, int]
+    end: tuple[int, int]
+
+
+def _shortest_edit(a: Column, b: Column, most_edits: int) -> tuple[Column, Column] | None:
+    """A longest common subsequence by Myers' greedy search; None when it takes more than `most_edits` edits."""
+    in_a, in_b = _counts(a, b)
+    if int(np.abs(in_a - in_b).sum()) > most_edits:
+        return None
+    search = _furthest(a, b, most_edits)
+    if search.end != search.lengths:
+        return None
+    pairs = _walk_back(search)
+    # Two runs that differ may have one hash, in theory; then the search went wrong somewhere.
+    return pairs if np.array_equal(a[pairs[0]], b[pairs[1]]) else None
+
+
+def _furthest(a: Column, b: Column, most_edits: int) -> _Search:
+    """Search with ever more edits until the ends of both are reached, or `most_edits` are used."""
+    runs = _CommonRuns(a, b)
+    across, down = len(a), len(b)
+    zero = most_edits + 2
+    reach = np.full(2 * zero + 1, _UNREACHED, dtype=np.int64)
+    reach[zero + 1] = 0
+    rows: list[_Row] = []
+    for edits in range(most_edits + 1):
+        low = -edits + 2 * max(0, edits - down)
+        high = edits - 2 * max(0, edits - across)
+        diagonals = np.arange(low, high + 1, 2)
+        inserted = reach[zero + low + 1 : zero + high + 2 : 2]
+        deleted = reach[zero + low - 1 : zero + high : 2] + 1
+        x = np.maximum(
+            np.where(inserted - diagonals > down, _UNREACHED, inserted), np.where(deleted > across, _UNREACHED, deleted)
+        )
+        alive = np.flatnonzero(x >= 0)
+        x[alive] += runs.lengths(x[alive], (x - diagonals)[alive])
+        reach[zero + low : zero + high + 1 : 2] = x
+        rows.append(_Row(low, x))
+        if rows[-1].at(across - down) >= across:
+            break
+    furthest = int(np.argmax(2 * x - diagonals))
+    return _Search(rows, (across, down), (int(x[furthest]), int(x[furthest] - diagonals[furthest])))
+
+
+def _walk_back(search: _Search) -> tuple[Column, Column]:
+    """The pairs on the way to the furthest point."""
+    x, y = search.end
+    runs: list[tuple[int, int, int]] = []
+    for row in reversed(search.rows[:-1]):
+        diagonal = x - y
+        inserted, deleted = row.at(diagonal + 1), row.at(diagonal - 1) + 1
+        if inserted - diagonal > search.lengths[1]:
+            inserted = _UNREACHED
+        if deleted > search.lengths[0]:
+            deleted = _UNREACHED
+        start = max(inserted, deleted)
+        runs.append((start, start - diagonal, x - start))
+        x = inserted if inserted >= deleted else deleted - 1
+        y = x - diagonal - 1 if inserted >= deleted else x - diagonal + 1
+    runs.append((0, 0, x))
+    runs.reverse()
+    return (
+        np.concatenate([np.arange(start, start + length) for start, _, length in runs]),
+        np.concatenate([np.arange(start, start + length) for _, start, length in runs]),
+    )

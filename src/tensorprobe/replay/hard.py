@@ -1,0 +1,156 @@
+"""Inputs at the edges: what ordinary data rarely hold and kernels often get wrong.
+
+A table from the name of a variant to the function that makes it of the ordinary inputs: floating tensors change, integers
+and bools stay, and so do infinities, which are masks. A variant that means nothing to an op (the reference raises, or the
+result is not a number or beyond the dtype) is passed over with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.indices import breaks_ties
+from tensorprobe.replay.inputs import generator
+from tensorprobe.replay.layout import laid_out, room
+from tensorprobe.replay.measuring import on_host
+from tensorprobe.replay.once import Replay
+from tensorprobe.replay.runs import STRICT, Conditions, Runs, said
+
+Tensors = dict[str, torch.Tensor]
+_LARGEST_ROOM = 1 << 28
+_ASTRAY = 0.1
+_PLACES = ("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+"""Ops whose numbers are places in memory: torch's own kernels read far outside of it when a number has no integer."""
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Unsuitable(Exception):
+    """Why a variant means nothing to a call."""
+
+
+def zeros(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Nothing but zeros."""
+    return torch.zeros_like(tensor)
+
+
+def subnormals(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Of both signs, below the smallest normal number of the dtype."""
+    drawn = torch.rand(tensor.shape, generator=source, dtype=torch.float64) * 2 - 1
+    return (drawn * torch.finfo(tensor.dtype).tiny).to(tensor.dtype)
+
+
+def ties(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Three different values, each many times."""
+    levels = tensor.flatten()[[0, tensor.numel() // 2, -1]]
+    return levels[torch.randint(0, 3, tensor.shape, generator=source)]
+
+
+def offset(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """A mean that is many times the spread."""
+    wide = tensor.double()
+    finite = wide[wide.isfinite()]
+    spread = float(finite.max() - finite.min()) if finite.numel() else 0.0
+    return (wide + (16 if tensor.dtype in _HALF else 1024) * (spread or 1.0)).to(tensor.dtype)
+
+
+def non_contiguous(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """The same values, with the dimensions in reverse order in memory and gaps between the elements."""
+    stride, step = [], 2
+    for size in tensor.shape:
+        stride.append(step)
+        step *= size
+    if room(tensor.shape, stride) > _LARGEST_ROOM:
+        raise Unsuitable(f"{tensor.numel():,} elements with gaps are too many")
+    return laid_out(tensor, stride)
+
+
+_CHANGES: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
+    "zeros": zeros,
+    STRICT: subnormals,
+    "ties": ties,
+    "offset": offset,
+    "non-contiguous": non_contiguous,
+}
+_SHARES = ((1.0, 0.25), (0.5, 0.25), (0.5, 2.0**-6), (1 / 3, 0.25))
+"""Powers of the largest number of the dtype, and factors: for sums, for products, for sums of products, for cubes."""
+VARIANTS = (*_CHANGES, "near-overflow")
+
+
+def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Runs:
+    """The replays of a call with a variant of its ordinary inputs; Unsuitable or CannotReplay where it means nothing."""
+    variant = conditions.variant
+    changeable = [name for name, tensor in ordinary.inputs.items() if _changes(tensor, variant)]
+    if not changeable:
+        raise Unsuitable("it has no input that could be such")
+    if variant == "near-overflow":
+        _demand_values(call, ordinary)
+        return Runs(call, _near_overflow(call, ordinary, changeable), conditions)
+    inputs = dict(ordinary.inputs)
+    for name in changeable:
+        tensor = inputs[name]
+        changed = _CHANGES[variant](tensor, generator(f"{call.name}:{name}:{variant}"))
+        inputs[name] = changed if variant == "non-contiguous" else _kept(changed, tensor)
+    return Runs(call, inputs, conditions)
+
+
+def _demand_values(call: StoredCall, ordinary: Runs) -> None:
+    """Unsuitable where large numbers become integers: it is left open which, and they may be used as addresses."""
+    name = call.op.split(".")[1] if call.op.startswith("Aten.") else call.op.rpartition(".")[2]
+    whole = any(
+        not output.is_floating_point() and not output.is_complex() and output.dtype is not torch.bool
+        for output in ordinary.device.outputs.values()
+    )
+    if name in _PLACES or (whole and not breaks_ties(call.op)):
+        raise Unsuitable("no integer is as large as the largest number of the dtype")
+
+
+def _changes(tensor: torch.Tensor, variant: str) -> bool:
+    if variant == "non-contiguous":
+        return bool(tensor.numel() > 1)
+    return bool(tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel())
+
+
+def _kept(changed: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """What is not finite stays, and so do the strides."""
+    values = torch.where(tensor.isfinite(), changed, tensor)
+    return values if tensor.is_contiguous() else laid_out(values, tensor.stride())
+
+
+def _near_overflow(call: StoredCall, ordinary: Runs, names: list[str]) -> Tensors:
+    """The ordinary inputs, as much larger as the result stays within its dtype, also on the way there."""
+    for power, factor in _SHARES:
+        inputs = dict(ordinary.inputs)
+        for name in names:
+            tensor = inputs[name]
+            finite = tensor[tensor.isfinite()]
+            largest = float(finite.abs().max()) if finite.numel() else 0.0
+            target = factor * torch.finfo(tensor.dtype).max ** power
+            grown = (tensor.double() * (target / largest if largest else 1.0)).to(tensor.dtype)
+            inputs[name] = _kept(grown, tensor)
+        if _stays_meaningful(call, ordinary, inputs):
+            return inputs
+    raise Unsuitable("larger inputs leave the range of the dtype")
+
+
+def _stays_meaningful(call: StoredCall, ordinary: Runs, inputs: Tensors) -> bool:
+    """Whether results are within the dtype, and the CPU's own right in the first digit: no overflow on the way there."""
+    try:
+        wide = Replay(call.model, inputs, precision="double").outputs
+        own = Replay(call.model, inputs).outputs
+    except CannotReplay:
+        raise
+    except Exception as error:
+        raise Unsuitable(f"the reference raised {said(error)}") from None
+    for name, output in ordinary.device.outputs.items():
+        if name not in wide or not output.is_floating_point() or wide[name].shape != output.shape:
+            continue
+        before, value, mine = on_host(output), on_host(wide[name]).double(), on_host(own[name]).double()
+        seen = before.isfinite()
+        beyond = (value.abs() > torch.finfo(before.dtype).max / 2) | ~value.isfinite() | ~mine.isfinite()
+        if bool((beyond & seen).any()) or bool((mine - value)[seen].norm() > _ASTRAY * value[seen].norm()):
+            return False
+    return True

@@ -1,0 +1,183 @@
+"""One recorded call run alone, on one device, in one precision: its outputs, and the gradients of its inputs.
+
+The tensors given are never changed: each replay works on copies. Nothing is watched, nothing stays installed; the state
+of the random generators is the caller's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tensorprobe.arguments import Tensors, flatten_result
+from tensorprobe.judge.families import Family, family_of
+from tensorprobe.model import Call, Slot
+from tensorprobe.replay.arguments import PRECISIONS, Rebuilding, rebuild_call
+from tensorprobe.replay.functions import CannotReplay, find_function
+from tensorprobe.replay.layout import copied, room
+from tensorprobe.taps.plans import plan_function
+
+_HALF = ("float16", "bfloat16")
+_CASTS = ("half", "bfloat16", "float", "double", "type_as", "to", "type")
+_ON_HOST = {"tensor_split": "input.1"}
+"""Arguments that torch wants on the CPU wherever the rest is."""
+_UNDERSTOOD = {
+    "setStorage": "it looks at memory beyond its input, which the record does not hold",
+    "out of bounds for storage": "it looks at memory beyond its input, which the record does not hold",
+    "'dict' object has no attribute": "an argument is an object of which the record holds only the fields",
+}
+"""What an exception says → what it means for a replay."""
+
+
+class Replay:
+    """A forward call that was run. `outputs` are its results by slot, changed arguments included, as capture names them.
+
+    A number or truth value that comes back instead of tensors is `output.0`, as a tensor. `changed` says which of the
+    outputs are arguments as the call left them.
+    """
+
+    def __init__(
+        self, call: Call, inputs: Mapping[str, torch.Tensor], *, device: str = "cpu", precision: str = "own"
+    ) -> None:
+        wide = PRECISIONS[precision]
+        function = find_function(call.op)
+        grads = {slot.name for slot in call.slots if slot.grad}
+        self._leaves: dict[str, torch.Tensor] = {}
+        for name, tensor in inputs.items():
+            place = "cpu" if stays_on_host(call, name) else device
+            moved = copied(tensor, wide.get(tensor.dtype, tensor.dtype), place)
+            differentiable = moved.is_floating_point() or moved.is_complex()
+            self._leaves[name] = moved.requires_grad_(differentiable and name in grads)
+        mutates, written = changes(call, function)
+        self.mutates = mutates
+        # A leaf that requires a gradient cannot be changed in place; a copy of it can.
+        working = {
+            name: _own_memory(leaf) if mutates and leaf.requires_grad else leaf for name, leaf in self._leaves.items()
+        }
+        args, kwargs = rebuild_call(call, Rebuilding(working, device, wide))
+        versions = {name: tensor._version for name, tensor in working.items()}
+        with _autocast_of(call, device, precision), torch.set_grad_enabled(bool(grads)):
+            result = _run(function, args, kwargs)
+        self.outputs = _tensors_of(result)
+        self.changed: dict[str, str] = {}
+        if mutates:
+            prefix = "output.changed" if self.outputs else "output"
+            returned = {id(tensor) for tensor in self.outputs.values()}
+            for name, tensor in working.items():
+                unseen = name in written or name.rpartition(".")[0] + "." in written
+                if (unseen or tensor._version != versions[name]) and id(tensor) not in returned:
+                    self.changed[f"{prefix}{name[5:]}"] = name
+        self.outputs |= {name: working[source] for name, source in self.changed.items()}
+        _demand_dense(self.outputs)
+
+    def differentiable(self) -> dict[str, torch.Tensor]:
+        """The outputs that gradients can be given for, in order."""
+        return {name: output for name, output in self.outputs.items() if output.requires_grad}
+
+    def gradients(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradients of the inputs by slot (`output.0` is that of `input.0`, as in a record), for those of the outputs."""
+        outputs = {name: output for name, output in self.differentiable().items() if name in given}
+        wanted = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
+        if not outputs or not wanted:
+            return {}
+        coming = [given[name].to(output.dtype).to(output.device) for name, output in outputs.items()]
+        found = torch.autograd.grad(list(outputs.values()), list(wanted.values()), coming, allow_unused=True)
+        return {
+            name if name.startswith("parameters") else f"output{name[5:]}": gradient
+            for name, gradient in zip(wanted, found, strict=True)
+            if gradient is not None
+        }
+
+
+def stays_on_host(call: Call, name: str) -> bool:
+    """Whether an input stays on the CPU: where torch wants it so, and where a program with a device left it there."""
+    if _ON_HOST.get(call.op.rpartition(".")[2]) == name:
+        return True
+    devices = {slot.name: slot.device.partition(":")[0] for slot in call.slots}
+    return devices.get(name) == "cpu" and bool(set(devices.values()) - {"cpu", "meta"})
+
+
+def _own_memory(leaf: torch.Tensor) -> torch.Tensor:
+    """A copy that gradients flow through, with the strides of the original."""
+    span = room(leaf.shape, leaf.stride())
+    if span <= leaf.numel():
+        return leaf.clone()
+    gaps = torch.zeros(span, dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
+    return gaps.copy_(leaf)
+
+
+def _run(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except (RuntimeError, AttributeError) as error:
+        for said, meaning in _UNDERSTOOD.items():
+            if said in str(error):
+                raise CannotReplay(meaning) from None
+        raise
+
+
+def _tensors_of(result: Any) -> dict[str, torch.Tensor]:
+    outputs: Tensors = []
+    flatten_result(result, outputs)
+    if not outputs and isinstance(result, (bool, int, float)):
+        return {"output.0": torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)}
+    return dict(outputs)
+
+
+def _demand_dense(outputs: Mapping[str, torch.Tensor]) -> None:
+    for name, output in outputs.items():
+        if output.layout is not torch.strided or output.is_nested:
+            kind = "nested" if output.is_nested else str(output.layout).removeprefix("torch.").replace("_", " ")
+            raise CannotReplay(f"{name} is a {kind} tensor")
+        if output.is_quantized:
+            raise CannotReplay(f"{name} is a quantized tensor")
+
+
+def changes(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
+    """Whether a call may change its arguments, and the slots whose version does not tell (as capture sees them)."""
+    if isinstance(function, torch._ops.OpOverload):
+        return bool(function._schema.is_mutable), ()
+    plan = plan_function(function)
+    asked = bool((call.kwargs or {}).get("inplace")) or "out" in (call.kwargs or {})
+    # F.relu(x, True): a function of torch.nn.functional takes `inplace` in place, too.
+    asked = asked or (call.op.startswith("Functional.") and any(tree is True for tree in call.args or []))
+    return plan.mutates or asked, plan.writes
+
+
+@contextlib.contextmanager
+def _autocast_of(call: Call, device: str, precision: str) -> Iterator[None]:
+    half = autocast_dtype(call)
+    if half is None or precision != "own":
+        yield
+        return
+    with torch.autocast(torch.device(device).type, dtype=half):
+        yield
+
+
+def autocast_dtype(call: Call) -> torch.dtype | None:
+    """What autocast was on with, if it was.
+
+    Half precision that comes out of float32 without being asked for was made by it, and so was float32 out of half.
+    """
+    outputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side == "output"}
+    inputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side != "output"}
+    asked = "torch.dtype" in str(call.args) or "torch.dtype" in str(call.kwargs)
+    product = bool(family_of(call.op) & Family.PRODUCT)  # without autocast, its operands have one dtype
+    half = inputs & set(_HALF)
+    if not outputs and product and "float32" in inputs and len(half) == 1:  # a dump that holds no outputs
+        return getattr(torch, half.pop())
+    if asked or len(outputs) != 1 or not inputs or call.op.rpartition(".")[2] in _CASTS:
+        return None
+    (dtype,) = outputs
+    if dtype in _HALF and (dtype not in inputs or (product and "float32" in inputs)):
+        return getattr(torch, dtype)
+    if dtype == "float32" and len(inputs) == 1 and inputs <= set(_HALF):
+        return getattr(torch, inputs.pop())
+    return None
+
+
+def _is_float(slot: Slot) -> bool:
+    return "float" in slot.dtype

@@ -1,0 +1,236 @@
+"""Ops that draw random numbers: two devices draw others, so what is compared is how they are distributed.
+
+Dropout: the share of zeros, that what is left is the input, scaled, and that its gradient is dropped at the same places.
+Uniform, normal, exponential and Bernoulli numbers: against their law, by the test of Kolmogorov and Smirnov or by their
+number. Other numbers drawn one by one: the two-sample form of that test, device against CPU. Where one draw decides over
+many elements: means and sizes of several runs, device against CPU. All at odds of a million to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from tensorprobe.judge.families import Family, family_of
+from tensorprobe.model import Call
+from tensorprobe.replay.standards import Opinion
+
+Tensors = Mapping[str, torch.Tensor]
+
+_ALPHA = 1e-6
+_SIGMAS = 6.0
+FEW = 64
+"""With fewer elements a distribution cannot be told."""
+ENOUGH = 1024
+"""A call with fewer is run again until there are that many, or often enough."""
+OFTEN = 64
+_RUNS = 16
+_SURE = 8.0
+"""Of so many runs, means that are this many standard errors apart are different."""
+_ONE_BY_ONE = frozenset(
+    "rand randn randint rand_like randn_like randint_like bernoulli bernoulli_ normal normal_ uniform_ exponential_ "
+    "random_ poisson binomial cauchy_ geometric_ log_normal_ alpha_dropout alpha_dropout_ dropout dropout_ rrelu rrelu_ "
+    "native_dropout multinomial _standard_gamma randperm".split()
+)
+"""Ops that draw a number of its own for each element."""
+_MORE = frozenset(
+    "fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices "
+    "rand randn randint randint_like poisson binomial cauchy_ geometric_ log_normal_ uniform exponential bernoulli_ "
+    "feature_dropout feature_alpha_dropout_ dropout_ alpha_dropout_ _standard_gamma _sample_dirichlet svd_lowrank "
+    "pca_lowrank rrelu_ rrelu_with_noise native_dropout".split()
+)
+_DROPOUTS = ("dropout", "dropout_", "native_dropout")
+_ATTENTION = {"scaled_dot_product_attention": (4, 99), "multi_head_attention_forward": (10, 13)}
+"""Where dropout_p and training stand among the positional arguments."""
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def draws_random(call: Call) -> bool:
+    """Whether the result of a call depends on a generator."""
+    name = _name(call)
+    arguments = call.kwargs or {}
+    if name in _ATTENTION:
+        dropout, training = _ATTENTION[name]
+        return bool(_argument(call, dropout, "dropout_p", 0.0)) and _argument(call, training, "training", True) is True
+    if name in _RECURRENT:  # (…, num_layers, dropout, train, bidirectional, …): the first number that is no integer
+        given = next((tree for tree in call.args or [] if isinstance(tree, float)), arguments.get("dropout"))
+        return bool(given) and True in [tree for tree in call.args or [] if isinstance(tree, bool)][1:2]
+    if not (family_of(call.op) & Family.RANDOM or name in _MORE):
+        return False
+    if "dropout" in name:
+        return bool(_argument(call, 1, "p", 0.5)) and _training(call)
+    return name not in ("rrelu", "rrelu_") or bool(_argument(call, 3, "training", False))
+
+
+def runs_needed(call: Call, elements: int) -> int:
+    """How often a call must be run before its results can be told from others."""
+    if _name(call) not in _ONE_BY_ONE:
+        return _RUNS
+    return min(OFTEN, -(-ENOUGH // elements)) if elements else 1
+
+
+def sampling(call: Call, elements: int) -> tuple[Literal["samples", "runs", "dropout"], int, float]:
+    """How a script compares what a call draws: by single numbers, by whole runs, or as dropout; in how many runs; p."""
+    runs = max(4, runs_needed(call, elements))
+    if _name(call) not in _ONE_BY_ONE:
+        return "runs", runs, 0.0
+    if is_dropout(call):
+        return "dropout", runs, float(_argument(call, 1, "p", 0.5))
+    return "samples", runs, 0.0
+
+
+def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.Tensor) -> Opinion:
+    """How far the device's sample is from its law; where that is not known, from the CPU's.
+
+    Both may hold several runs of the call, one after the other along a first dimension of their own.
+    """
+    name = _name(call)
+    source = inputs.get("input.0")
+    if name == "randperm":
+        wrong = int((device.sort().values != cpu.sort().values).sum())
+        return Opinion("no permutation", float(wrong), 0.0)
+    if name not in _ONE_BY_ONE:
+        return _by_runs(device, cpu)
+    if device.numel() < FEW:
+        return Opinion("too few elements to tell", 0.0, 0.0)
+    if not device.is_floating_point() and not device.is_complex() and name not in ("randint", "random_", "bernoulli"):
+        return _two_samples(device, cpu)
+    if name in _DROPOUTS and source is not None and device.shape[1:] == source.shape and device.is_floating_point():
+        return _dropout(source, device, float(_argument(call, 1, "p", 0.5)))
+    if name in ("bernoulli", "bernoulli_"):
+        chance = _number_or_tensor(call, inputs, 1, "p", None)
+        chance = source if chance is None and name == "bernoulli" else 0.5 if chance is None else chance
+        return _bernoulli(device, torch.as_tensor(chance, dtype=torch.float64))
+    law = _law(call, name, inputs)
+    return _two_samples(device, cpu) if law is None or device.is_complex() else _one_sample(device, law)
+
+
+def judge_dropped_gradient(
+    source: torch.Tensor, output: torch.Tensor, given: torch.Tensor, gradient: torch.Tensor
+) -> Opinion:
+    """Whether a gradient was dropped and scaled where the output was."""
+    seen = source != 0
+    factor = torch.where(seen, output.double() / source.double(), torch.zeros_like(source, dtype=torch.float64))
+    expected = factor * given.double()
+    error = ((gradient.double() - expected).abs() * seen).max() / expected.abs().max().clamp_min(1e-300)
+    return Opinion("gradient beside what was dropped", float(error), 4 * torch.finfo(output.dtype).eps)
+
+
+def is_dropout(call: Call) -> bool:
+    """Whether the call drops elements of its first input one by one."""
+    return call.op.rpartition(".")[2] in _DROPOUTS
+
+
+def _name(call: Call) -> str:
+    return call.op.split(".")[1] if call.op.startswith("Aten.") else call.op.rpartition(".")[2]
+
+
+def _training(call: Call) -> bool:
+    given = _argument(call, 2, "training", (call.kwargs or {}).get("train", True))
+    return given is not False
+
+
+def _argument(call: Call, position: int, keyword: str, otherwise: Any) -> Any:
+    trees = call.args or []
+    return trees[position] if position < len(trees) else (call.kwargs or {}).get(keyword, otherwise)
+
+
+def _number_or_tensor(call: Call, inputs: Tensors, position: int, keyword: str, otherwise: Any) -> Any:
+    found = _argument(call, position, keyword, otherwise)
+    if isinstance(found, dict) and "slot" in found:
+        return inputs[found["slot"]].double()
+    return found if isinstance(found, (int, float)) or found is None else otherwise
+
+
+def _law(call: Call, name: str, inputs: Tensors) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The distribution function of an op whose law is known: values to chances of at most that."""
+    if name in ("rand", "rand_like"):
+        return lambda x: x.clamp(0, 1)
+    if name == "uniform_":
+        low, high = (float(_argument(call, at, key, end)) for at, key, end in ((1, "from", 0.0), (2, "to", 1.0)))
+        return lambda x: ((x - low) / (high - low)).clamp(0, 1)
+    if name in ("randn", "randn_like"):
+        return _normal
+    if name in ("normal_", "normal"):
+        first = 0 if name == "normal" else 1
+        mean = _number_or_tensor(call, inputs, first, "mean", 0.0)
+        deviation = _number_or_tensor(call, inputs, first + 1, "std", 1.0)
+        return lambda x: _normal((x - mean) / deviation)
+    if name == "exponential_":
+        rate = float(_argument(call, 1, "lambd", 1.0))
+        return lambda x: 1 - torch.exp(-rate * x.clamp_min(0))
+    return None
+
+
+def _normal(x: torch.Tensor) -> torch.Tensor:
+    return torch.special.ndtr(x)
+
+
+def _dropout(source: torch.Tensor, device: torch.Tensor, p: float) -> Opinion:
+    """The worse of: how far the share of zeros is from p, in standard errors; how far what is left is from the scaled input."""
+    inputs, drawn = source.double().expand(device.shape), device.double()
+    there = inputs != 0
+    counted = max(int(there.sum()), 1)
+    share = float(((drawn == 0) & there).sum()) / counted
+    error = abs(share - p) / math.sqrt(max(p * (1 - p), 1 / counted) / counted)
+    kept = (drawn != 0) & there
+    if kept.any() and p < 1:
+        scale = 1 / (1 - p)
+        astray = (drawn[kept] - scale * inputs[kept]).abs() / inputs[kept].abs()
+        allowed = 4 * torch.finfo(device.dtype).eps * scale
+        # Numbers below the normal ones are rounded by more than their share.
+        normal = inputs[kept].abs() > torch.finfo(device.dtype).tiny
+        worst = float(astray[normal].max()) if normal.any() else 0.0
+        if worst > allowed:
+            return Opinion("scale of what is left", worst, allowed)
+    return Opinion("share of zeros, in standard errors", error, _SIGMAS)
+
+
+def _bernoulli(device: torch.Tensor, chance: torch.Tensor) -> Opinion:
+    drawn = device.double()
+    if bool(((drawn != 0) & (drawn != 1)).any()):
+        return Opinion("neither 0 nor 1", float(((drawn != 0) & (drawn != 1)).sum()), 0.0)
+    chances = chance.expand(drawn.shape)
+    variance = float((chances * (1 - chances)).sum())
+    error = abs(float((drawn - chances).sum())) / math.sqrt(max(variance, 1.0))
+    return Opinion("number of ones, in standard errors", error, _SIGMAS)
+
+
+def _one_sample(device: torch.Tensor, law: Callable[[torch.Tensor], torch.Tensor]) -> Opinion:
+    chances = law(device.double()).flatten().sort().values
+    count = len(chances)
+    steps = torch.arange(count + 1, dtype=torch.float64) / count
+    distance = float(torch.maximum((steps[1:] - chances).abs(), (chances - steps[:-1]).abs()).max())
+    grain = torch.finfo(device.dtype).eps if device.is_floating_point() else 0.0
+    return Opinion("distance from the distribution", distance, _critical() / math.sqrt(count) + grain)
+
+
+def _two_samples(device: torch.Tensor, cpu: torch.Tensor) -> Opinion:
+    one, other = (
+        torch.view_as_real(sample).flatten() if sample.is_complex() else sample.flatten() for sample in (device, cpu)
+    )
+    one, other = (sample.double().sort().values for sample in (one, other))
+    every = torch.cat((one, other)).sort().values
+    shares = [torch.searchsorted(sample, every, right=True) / len(sample) for sample in (one, other)]
+    distance = float((shares[0] - shares[1]).abs().max())
+    allowed = _critical() * math.sqrt((len(one) + len(other)) / (len(one) * len(other)))
+    return Opinion("distance of the distributions", distance, allowed)
+
+
+def _by_runs(device: torch.Tensor, cpu: torch.Tensor) -> Opinion:
+    """Mean and size of each run, device against CPU, in standard errors."""
+    worst = 0.0
+    wide = [(torch.view_as_real(runs) if runs.is_complex() else runs).double() for runs in (device, cpu)]
+    for figure in (torch.mean, lambda run: run.square().mean().sqrt()):
+        one, other = (torch.stack([figure(run) for run in runs]) for runs in wide)
+        rounding = 1e-6 * float(other.abs().max())
+        error = math.sqrt(float(one.var() + other.var()) / len(one)) + rounding
+        worst = max(worst, float((one.mean() - other.mean()).abs()) / error) if error else worst
+    return Opinion("means of several runs, in standard errors", worst, _SURE)
+
+
+def _critical() -> float:
+    return math.sqrt(-math.log(_ALPHA / 2) / 2)

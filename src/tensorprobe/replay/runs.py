@@ -1,0 +1,338 @@
+"""The replays of one call with one set of inputs: on the device, on the reference, on the CPU in the call's own dtype.
+
+In: a recorded call and inputs. Out: a row for each output and each gradient, judged. `CannotReplay` where the call cannot
+be run at all, `DeviceRaised` where only the device cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from tensorprobe.model.precheck import Checked
+from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.doubt import TIMES, TIMES_HARD, nudged, spread
+from tensorprobe.replay.evidence import gather, weigh
+from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.indices import aligned, breaks_ties, same_choice, vector_dimension
+from tensorprobe.replay.inputs import Data, generator, real
+from tensorprobe.replay.measuring import Figures, on_host, within_range
+from tensorprobe.replay.once import Replay
+from tensorprobe.replay.randomness import (
+    draws_random,
+    is_dropout,
+    judge_dropped_gradient,
+    judge_sample,
+    runs_needed,
+)
+from tensorprobe.replay.standards import HALF, STANDARDS, Evidence, Opinion, Standard, judge
+
+Tensors = dict[str, torch.Tensor]
+Direction = Literal["forward", "backward"]
+_BY_EPSILON = ("pinv", "pinverse", "matrix_rank", "lstsq")
+"""Ops whose default tolerance is the rounding of their dtype."""
+TIED = ("ties", "zeros")
+"""The variants in which values are equal."""
+STRICT = "subnormals"
+"""The variant of the inputs in which numbers too small for full precision are what is looked at."""
+
+
+class Conditions(NamedTuple):
+    """Where and by what a call is judged."""
+
+    device: str
+    data: Data
+    standard: str
+    variant: str = ""
+
+
+class ReferenceRaised(CannotReplay):
+    """The reference does not take these inputs; others may do."""
+
+
+class DeviceRaised(Exception):
+    """The device raised where the reference did not."""
+
+    def __init__(self, message: str, direction: Direction) -> None:
+        super().__init__(message)
+        self.direction = direction
+
+
+class Runs:
+    """All replays of a call with these inputs. `device` is the one under test."""
+
+    def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
+        self._call, self.inputs, self._conditions = call, inputs, conditions
+        self._standard: Standard = STANDARDS[conditions.standard]
+        self.random = draws_random(call.model)
+        self.alone = conditions.device == "cpu"
+        device = _attempt(lambda: self._replay(conditions.device, "own"))
+        self.own = device if self.alone else _attempt(lambda: self._replay("cpu", "own"))
+        self.precision = "own"
+        """Of the reference: a key of `PRECISIONS`."""
+        reference = self._other_draw() if self.random else self._wide()
+        self.given: Tensors = {}
+        """The gradients of the outputs, once a backward was run."""
+        self.gradients: Tensors = {}
+        """What the device made of them."""
+        self.evidence: dict[tuple[Direction, str], Evidence] = {}
+        """What each output and each gradient was judged by."""
+        if isinstance(reference, Exception):
+            narrow = isinstance(device, Replay)
+            what = "the CPU cannot run it in a wider dtype:" if narrow else "it raises also on the reference:"
+            raise ReferenceRaised(f"{what} {said(reference)}")
+        if self.alone and call.op.rpartition(".")[2] in _BY_EPSILON:
+            raise CannotReplay("what it leaves out depends on the dtype, so a wider one is no reference")
+        if isinstance(device, Exception):
+            raise DeviceRaised(f"it raised on {conditions.device}: {said(device)}", "forward")
+        self.device: Replay = device
+        self.reference: Replay = reference
+
+    def check_forward(self) -> list[Checked]:
+        """Every output."""
+        if self.random:
+            return self._check_samples()
+        found = self._compare("forward", self.device.outputs, self.reference.outputs, _outputs(self.own))
+        if not found:
+            raise CannotReplay("it gives no tensor")
+        return found
+
+    def check_backward(self, recorded: StoredCall | None) -> list[Checked]:
+        """The gradient of every input; nothing where nothing is differentiable."""
+        outputs = {
+            name: output
+            for name, output in self.device.differentiable().items()
+            if vector_dimension(self._call.op, name) is None  # its gradient depends on the phase that was chosen
+        }
+        if not outputs or (self._conditions.variant in TIED and breaks_ties(self._call.op)):
+            return []
+        self.given = self._gradients_of_outputs(outputs, recorded)
+        if self.random:
+            return self._check_random_backward()
+        reference = _attempt(lambda: self.reference.gradients(self.given))
+        if isinstance(reference, Exception):
+            self.given = {}
+            text = f"the reference has no backward: {said(reference)}"
+            return [passed_over("backward", text, self._conditions.variant)]
+        device = _attempt(lambda: self.device.gradients(self.given))
+        if isinstance(device, Exception):
+            raise DeviceRaised(f"its backward raised on {self._conditions.device}: {said(device)}", "backward")
+        self.gradients = device
+        own = device if self.alone else _attempt(lambda: self.own.gradients(self.given))
+        return self._compare("backward", device, reference, own if isinstance(own, dict) else {})
+
+    def _replay(self, device: str, precision: str, inputs: Tensors | None = None, seed: int = 0) -> Replay:
+        if self.random:
+            torch.manual_seed(seed)
+        else:  # to seed every device takes as long as the replay itself
+            torch.default_generator.manual_seed(seed)
+        return Replay(self._call.model, self.inputs if inputs is None else inputs, device=device, precision=precision)
+
+    def _wide(self) -> Replay | Exception:
+        """The reference as wide as the standard wants it; narrower where the op has no such kernel."""
+        found: Replay | Exception = CannotReplay("no reference")
+        for precision in ("double", "single") if self._standard.reference == "double" else ("single", "double"):
+            if precision == "single" and not any(tensor.dtype in HALF for tensor in self.inputs.values()):
+                continue
+            found = _attempt(lambda precision=precision: self._replay("cpu", precision))  # type: ignore[misc]
+            if isinstance(found, Replay):
+                self.precision = precision
+                return found
+        if not self.alone and isinstance(self.own, Replay):
+            self.precision = "own"
+            return self.own
+        return found
+
+    def _other_draw(self) -> Replay | Exception:
+        return _attempt(lambda: self._replay("cpu", "own", seed=1))  # type: ignore[no-any-return]
+
+    def _gradients_of_outputs(self, outputs: Mapping[str, torch.Tensor], recorded: StoredCall | None) -> Tensors:
+        given: Tensors = {}
+        held = {} if recorded is None else {f"output{slot.name[5:]}": slot for slot in recorded.inputs}
+        for name, output in outputs.items():
+            real_data = self._conditions.data == "real" and name in held and held[name].has_data
+            if real_data and held[name].shape == tuple(output.shape):
+                given[name] = real(held[name])
+                continue
+            source = generator(f"{self._call.name}:gradient:{name}")
+            dtype = torch.complex128 if output.is_complex() else torch.float64
+            given[name] = torch.randn(output.shape, generator=source, dtype=dtype).to(output.dtype)
+        return given
+
+    def _check_samples(self) -> list[Checked]:
+        """The outputs of a random op, of as many runs as it takes to tell."""
+        names = [name for name in self.device.outputs if name in self.reference.outputs]
+        largest = max((self.device.outputs[name].numel() for name in names), default=0)
+        device, other = ([first] for first in (self.device, self.reference))
+        for number in range(1, runs_needed(self._call.model, largest)):
+            device.append(self._replay(self._conditions.device, "own", seed=2 * number))
+            other.append(self._replay("cpu", "own", seed=2 * number + 1))
+        checked = []
+        for name in names:
+            shapes = {run.outputs[name].shape for run in (*device, *other)}
+            if len(shapes) > 1:
+                checked.append(passed_over("forward", f"{name} has another shape each time"))
+                continue
+            drawn, drawn_here = (torch.stack([on_host(run.outputs[name]) for run in runs]) for runs in (device, other))
+            opinion = judge_sample(self._call.model, self.inputs, drawn, drawn_here)
+            checked.append(self._row("forward", name, drawn_here[0], drawn[0], opinion, {}, None))
+        if not checked:
+            raise CannotReplay("it gives no tensor")
+        return checked
+
+    def _check_random_backward(self) -> list[Checked]:
+        source = self.inputs.get("input.0")
+        if not is_dropout(self._call.model) or source is None or "output.0" not in self.given:
+            return [passed_over("backward", "what it draws is different each time, and so is its gradient")]
+        gradient = _attempt(lambda: self.device.gradients(self.given))
+        if isinstance(gradient, Exception):
+            raise DeviceRaised(f"its backward raised on {self._conditions.device}: {said(gradient)}", "backward")
+        self.gradients = gradient
+        found, output = on_host(gradient["output.0"]), on_host(self.device.outputs["output.0"])
+        opinion = judge_dropped_gradient(source, output, self.given["output.0"], found)
+        return [self._row("backward", "output.0", found, found, opinion, {}, None)]
+
+    def _compare(self, direction: Direction, device: Tensors, reference: Tensors, own: Tensors) -> list[Checked]:
+        checked = []
+        hosts: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for name in dict.fromkeys([*device, *reference]):
+            if name not in device or name not in reference:
+                who, other = ("the reference", "the device") if name in device else ("the device", "the reference")
+                opinion = Opinion("absent", 1.0, 0.0)
+                there = on_host((device if name in device else reference)[name])
+                text = f"{direction} {name}: {who} gives none, {other} does"
+                checked.append(self._row(direction, name, there, there, opinion, {}, None, text))
+                continue
+            wide, result = on_host(reference[name]), on_host(device[name])
+            if wide.shape != result.shape:
+                text = f"{direction} {name} has shape {list(result.shape)}, the reference {list(wide.shape)}"
+                checked.append(self._row(direction, name, wide, result, Opinion("shape", 1.0, 0.0), {}, None, text))
+                continue
+            variant = self._conditions.variant
+            if variant and _means_nothing(wide, result.dtype):
+                text = f"{variant}: {name} is not a number, or beyond {str(result.dtype).removeprefix('torch.')}"
+                checked.append(passed_over(direction, text, variant))
+                continue
+            hosts[name] = within_range(wide, result.dtype), self._turned(direction, name, wide, result)
+        evidence = self._evidence(direction, hosts, own)
+        opinions = weigh(
+            evidence,
+            {name: wide for name, (wide, _) in hosts.items()},
+            lambda _, each: judge(self._standard, each),
+            doubts=lambda _: self._standard.doubts,
+            spread=lambda wides: self._spread(direction, reference, own, wides),
+        )
+        self.evidence |= {(direction, name): each for name, each in evidence.items()}
+        for name, opinion in opinions.items():
+            wide, result = hosts[name]
+            as_good = direction == "forward" and same_choice(self._call.model, self.inputs, wide, result)
+            if not opinion.passes and as_good:
+                opinion = Opinion("different choices of equal values", 0.0, 0.0)
+            seen = evidence[name]
+            checked.append(self._row(direction, name, wide, result, opinion, seen.device, seen.own))
+        return checked
+
+    def _turned(self, direction: Direction, name: str, wide: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """The result, vectors in the phase of the reference."""
+        dim = vector_dimension(self._call.op, name) if direction == "forward" else None
+        return result if dim is None else aligned(wide, result, dim)
+
+    def _evidence(
+        self, direction: Direction, hosts: Mapping[str, tuple[torch.Tensor, torch.Tensor]], own: Tensors
+    ) -> dict[str, Evidence]:
+        mine = {
+            name: self._turned(direction, name, wide, on_host(own[name]))
+            for name, (wide, _) in hosts.items()
+            if not self.alone and name in own and own[name].shape == wide.shape
+        }
+        inputs = [*self.inputs.values(), *self.given.values()]
+        strict = self._conditions.variant == STRICT
+        return gather(self._call.op, direction, hosts, mine, strict=strict, inputs=inputs)
+
+    def _spread(
+        self, direction: Direction, reference: Tensors, own: Tensors, wide: Mapping[str, torch.Tensor]
+    ) -> dict[str, Figures]:
+        """How far the results move with the last bits of the inputs."""
+        moves = []
+        for number in range(TIMES_HARD if self._conditions.variant else TIMES):
+            key = f"{self._call.name}:{number}"
+            inputs = nudged(self.inputs, key, sparse=not self.alone)
+            given = nudged(self.given, key, sparse=not self.alone)
+            for precision, before in {"own": own, self.precision: reference}.items():
+                replay = _attempt(lambda: self._replay("cpu", precision, inputs))  # noqa: B023 - run at once
+                if isinstance(replay, Replay):
+                    after = replay.outputs if direction == "forward" else _attempt(lambda: replay.gradients(given))  # noqa: B023
+                    moves.append((before, after if isinstance(after, dict) else {}))
+        return spread(moves, wide)
+
+    def _row(
+        self,
+        direction: Direction,
+        name: str,
+        wide: torch.Tensor,
+        result: torch.Tensor,
+        opinion: Opinion,
+        figures: Figures,
+        own: Figures | None,
+        message: str = "",
+    ) -> Checked:
+        variant = self._conditions.variant
+        if not message and not opinion.passes:
+            message = f"{direction} {name}: {opinion.judged_by} {opinion.measured:.3g}, allowed {opinion.allowed:.3g}"
+        return Checked(
+            direction=direction,
+            slot=name,
+            device_dtype=str(result.dtype),
+            reference_dtype=str(wide.dtype),
+            shape=list(result.shape),
+            result="pass" if opinion.passes else "fail",
+            judged_by=opinion.judged_by,
+            measured=opinion.measured,
+            allowed=opinion.allowed,
+            message=f"{variant}: {message}" if message and variant else message,
+            different=int(figures.get("different", 0)),
+            nonfinite_different=int(figures.get("nonfinite_different", 0)),
+            own_relative_l2=0.0 if own is None else own["relative_l2"],
+            variant=variant,
+            **{name: figures[name] for name in _KEPT if name in figures},
+        )
+
+
+_KEPT = ("one_minus_cosine", "relative_l2", "max_abs", "max_rel", "within_1e3", "within_1e4", "ulp_max")
+
+
+def passed_over(direction: Direction, message: str, variant: str = "") -> Checked:
+    """A row for what was not compared, with the reason."""
+    return Checked(
+        direction=direction, slot="", device_dtype="", reference_dtype="", shape=[], result="skip",
+        judged_by="", measured=0.0, allowed=0.0, message=message, variant=variant,
+    )  # fmt: skip
+
+
+def said(error: Exception) -> str:
+    """What an exception says, on one line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def _attempt(run: Callable[[], Any]) -> Any:
+    """What it gives, or the exception it raised. Why nothing can be built at all is passed on."""
+    try:
+        return run()
+    except CannotReplay:
+        raise
+    except Exception as error:
+        return error
+
+
+def _means_nothing(wide: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a result under hard inputs is undefined: not a number, or finite and too large for its dtype."""
+    if not wide.is_floating_point() or not dtype.is_floating_point or dtype.itemsize < 2:
+        return False
+    return bool(wide.isnan().any()) or bool((wide.isfinite() & wide.to(dtype).isinf()).any())
+
+
+def _outputs(replay: Any) -> Tensors:
+    return replay.outputs if isinstance(replay, Replay) else {}

@@ -1,0 +1,312 @@
+"""One call by itself: bracketed by two callbacks where it happens, or run once more with gradients that are given.
+
+A call is run once more right after the true one, on copies of what it was given, with the random state it began with. Its
+backward is then the only one whose ATen calls are attributed to it. The training notices nothing: random states, `.grad`,
+buffers and versions of its tensors stay as they are, no graph is kept, and what fails here is counted and not raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tensorprobe import torch_names
+from tensorprobe.arguments import Tensors, flatten_result
+from tensorprobe.errors import CaptureIncomplete
+from tensorprobe.model.call import forward_name
+from tensorprobe.taps.backward import find_boundary, find_roots
+from tensorprobe.taps.session import NODE_KEY, Header, Origin, Session
+
+_PLAIN = (
+    int, float, complex, str, bytes, type(None), type(...), enum.Enum, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, torch.Size, numpy.generic, numpy.ndarray,
+)  # fmt: skip
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+"""Whether hooks on saved tensors are on; torch can say it since 2.8."""
+_NOT_A_TENSOR = "is not of tensor type and cannot be automatically derived"
+
+Gradients = Sequence[numpy.ndarray[Any, Any]]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CaptureIncomplete, stacklevel=2)
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The call that is meant, by its canonical name with direction, and what is to be done about it.
+
+    `….forward`: `enter` and `leave` are called directly before and after it. `….backward`: when `gradients` gives those of
+    its outputs, it is run once more and back, with `enter` and `leave` around that backward; when it gives None, nothing
+    is done. It is asked when the call has begun. `warn` is told why a call cannot be run alone.
+    """
+
+    name: str
+    gradients: Callable[[], Gradients | None] = lambda: None
+    enter: Callable[[], None] = _nothing
+    leave: Callable[[], None] = _nothing
+    warn: Callable[[str], None] = _warn
+
+
+class AloneRun:
+    """Carries out an `Alone` for a session, once. `dispatch` sees the ATen calls of the backward, and nothing else does."""
+
+    def __init__(self, alone: Alone, session: Session, dispatch: TorchDispatchMode | None) -> None:
+        self._alone = alone
+        self._session = session
+        self._dispatch = dispatch
+        self._of_backward = forward_name(alone.name)
+        self._forward = self._of_backward or alone.name
+        self._done = False
+
+    def is_due(self, header: Header) -> bool:
+        """Whether this is the call, for the first time; a call made without gradients has no backward."""
+        if self._done or header.name != self._forward:
+            return False
+        return not self._of_backward or torch.is_grad_enabled()
+
+    def run(self, true_call: Callable[[], Any], header: Header, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """The result of the true call, and whether its backward is that of a second run. Only the true call may raise."""
+        self._done = True
+        if not self._of_backward:
+            with self._bracketed():
+                return true_call(), False
+        copies = self._copy(header, args, kwargs)
+        result = true_call()
+        if copies is not None:
+            with self._guarded():
+                self._run_again(copies, header, func)
+        return result, copies is not None
+
+    def _copy(self, header: Header, args: Any, kwargs: Any) -> _Copies | None:
+        """What the call is given, before it changes it; None when no gradients are given for a second run."""
+        copies = _Copies()
+        with self._guarded():
+            gradients = self._alone.gradients()
+            if gradients is None:
+                return None
+            try:
+                if header.name.startswith("Distributed."):
+                    raise _CannotRunAlone("it takes part in communication")
+                with unseen():
+                    copies.take(args, kwargs, gradients)
+            except _CannotRunAlone as reason:
+                self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
+        return copies
+
+    def _run_again(self, copies: _Copies, header: Header, func: Any) -> None:
+        if copies.arguments is None:
+            return
+        args, kwargs = copies.arguments
+        with unseen(), copies.random_state(), private_graph():
+            start = torch_names.sequence_number()
+            result = func(*args, **kwargs)
+            found: Tensors = []
+            flatten_result(result, found)
+            found = found or copies.changed_since(start)
+            outputs = [(slot, tensor) for slot, tensor in found if tensor.requires_grad]
+            tensors = [tensor for _, tensor in outputs]
+            try:
+                gradients = _fitting(result, tensors, copies.gradients)
+            except _CannotRunAlone as reason:
+                self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
+                return
+            self._mark(outputs, header, start)
+            # Not .backward(): this way nothing but the copies can be given a gradient.
+            with _no_autocast({tensor.device.type for tensor in tensors}), self._bracketed(), self._recorded():
+                torch.autograd.grad(tensors, copies.leaves, gradients, allow_unused=True)
+
+    def _mark(self, outputs: Tensors, header: Header, start: int) -> None:
+        for node in find_boundary(find_roots(outputs, start), {}, start)[0]:
+            node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, self._session.era)
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """The dispatch tap sees what is done inside."""
+        state = self._session.state
+        with self._dispatch or contextlib.nullcontext():
+            busy, state.busy = state.busy, False
+            try:
+                yield
+            finally:
+                state.busy = busy
+
+    @contextlib.contextmanager
+    def _bracketed(self) -> Iterator[None]:
+        with self._guarded():
+            self._alone.enter()
+        try:
+            yield
+        finally:
+            with self._guarded():
+                self._alone.leave()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Code of ours: not recorded, and what it raises is counted."""
+        state = self._session.state
+        busy, state.busy = state.busy, True
+        try:
+            yield
+        except Exception as error:
+            self._session.tool_failed(self._alone.name, error)
+        finally:
+            state.busy = busy
+
+    def _tell(self, message: str) -> None:
+        self._session.notes[message] += 1
+        self._alone.warn(message)
+
+
+class _CannotRunAlone(Exception):
+    """Why not: the rest of a sentence."""
+
+
+class _Copies:
+    """The arguments of a call as they are before it, with the random states of the devices they are on."""
+
+    def __init__(self) -> None:
+        self.gradients: Gradients = ()
+        self.arguments: tuple[Any, Any] | None = None
+        self.leaves: list[torch.Tensor] = []
+        self._seen: dict[int, torch.Tensor] = {}
+        self._random: list[tuple[torch.device, torch.Tensor]] = []
+
+    def take(self, args: Any, kwargs: Any, gradients: Gradients) -> None:
+        """Copy everything. `_CannotRunAlone` for an argument that is no value."""
+        self.gradients = gradients
+        self.arguments = self._copy(tuple(args)), self._copy(dict(kwargs))
+        devices = {torch.device("cpu"), *(tensor.device for tensor in self._seen.values())}
+        self._random = [(device, _get_random_state(device)) for device in devices if device.type != "meta"]
+
+    def changed_since(self, start: int) -> Tensors:
+        """The copies that a call has changed in place, for one that gives nothing back, as an assignment does."""
+        nodes = [(copy, copy.grad_fn) for copy in self._seen.values()]
+        return [("output", copy) for copy, node in nodes if node is not None and node._sequence_nr() >= start]
+
+    @contextlib.contextmanager
+    def random_state(self) -> Iterator[None]:
+        """Inside, random numbers are those that the true call drew; after it, as if none had been drawn."""
+        now = [(device, _get_random_state(device)) for device, _ in self._random]
+        try:
+            for device, state in self._random:
+                _set_random_state(device, state)
+            yield
+        finally:
+            for device, state in now:
+                _set_random_state(device, state)
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._copy_tensor(value)
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        if isinstance(value, slice):
+            return slice(*map(self._copy, (value.start, value.stop, value.step)))
+        if isinstance(value, dict):
+            return {key: self._copy(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            entries = [self._copy(entry) for entry in value]
+            return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+        raise _CannotRunAlone(f"one of its arguments is a {type(value).__name__}, which may keep more than values")
+
+    def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy, not a leaf when it requires a gradient: the call may be in-place. One tensor has one copy."""
+        copy = self._seen.get(id(tensor))
+        if copy is None:
+            source = tensor.detach()
+            if tensor.requires_grad:
+                self.leaves.append(source.requires_grad_())
+            copy = self._seen[id(tensor)] = source.clone()
+        return copy
+
+
+def _fitting(result: Any, outputs: list[torch.Tensor], given: Gradients) -> list[torch.Tensor]:
+    """The gradients as tensors like the outputs; `_CannotRunAlone` when they do not belong to them."""
+    single = isinstance(result, torch.Tensor)
+    if len(given) != len(outputs) and not (single and not outputs):
+        kind = "its output" if single else f"its output ({type(result).__name__}) {_NOT_A_TENSOR}; it"
+        plural = "" if len(outputs) == 1 else "s"
+        raise _CannotRunAlone(f"{kind} takes {len(outputs)} gradient{plural}, given: {len(given)}")
+    if not outputs:
+        raise _CannotRunAlone("nothing it gives back needs a gradient, so it has no backward")
+    gradients = []
+    for place, (output, array) in enumerate(zip(outputs, given, strict=True)):
+        if tuple(array.shape) != tuple(output.shape):
+            raise _CannotRunAlone(f"gradient {place} has shape {tuple(array.shape)}, its output {tuple(output.shape)}")
+        if numpy.iscomplexobj(array) != output.is_complex():
+            raise _CannotRunAlone(f"gradient {place} is {array.dtype}, its output {output.dtype}")
+        gradients.append(torch.from_numpy(numpy.array(array)).to(output.device, output.dtype))
+    return gradients
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Modes and tensor classes of the user do not see what is done inside; gradients are followed."""
+    with torch_names.no_overrides(), _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextlib.contextmanager
+def private_graph() -> Iterator[None]:
+    """What the user does with saved tensors (offloads them, counts them for a recomputation) is not done with ours.
+
+    Hooks that do nothing hide the user's. They are left out when there are none to hide: with hooks, the backward
+    detaches what was saved, which would be recorded. Autocast keeps no casts of the copies. NaN may be what is looked for
+    here, and is no reason to stop.
+    """
+    hides: AbstractContextManager[Any] = contextlib.nullcontext()
+    if _top_hooks is None or _top_hooks(True) is not None:
+        hides = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
+    caching = torch.is_autocast_cache_enabled()
+    with hides, torch.autograd.set_detect_anomaly(False):
+        torch.set_autocast_cache_enabled(False)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(caching)
+
+
+@contextlib.contextmanager
+def _no_autocast(device_types: set[str]) -> Iterator[None]:
+    """A backward is run outside of autocast, as torch recommends; the call it belongs to may be inside."""
+    enabled = [device_type for device_type in device_types if torch.is_autocast_enabled(device_type)]
+    try:
+        for device_type in enabled:
+            torch.set_autocast_enabled(device_type, False)
+        yield
+    finally:
+        for device_type in enabled:
+            torch.set_autocast_enabled(device_type, True)
+
+
+def _get_random_state(device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    module = torch.get_device_module(device)
+    state: torch.Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    return state
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,241 @@
+"""True gradients of one call, from the boundary of the part of the autograd graph that the call made.
+
+Before a call: which edges its inputs hang on. After it: the nodes born in it, found by their sequence numbers, walked from
+the outputs. A hook before each outermost node sees the gradients of the outputs; a hook after each node with an edge that
+leaves the set sees the gradients of the inputs. The graph is not changed, no tensor and no node is kept, no hook returns anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from tensorprobe.arguments import Tensors
+from tensorprobe.taps.snapshot import quiet
+
+LEAF = 1 << 62
+"""Nodes that accumulate into a leaf have the greatest sequence number there is."""
+_CAST_DEPTH = 4
+
+Edges = dict[Any, str]
+
+
+Take = Callable[[Tensors], list[Any]]
+Found = list[tuple[str, torch.Tensor | None]]
+
+
+class Watch:
+    """The backward of one recorded call. Hooks hold it, so it holds neither tensors nor nodes, except sums under way."""
+
+    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take_inputs", "_take_outputs", "call")
+
+    def __init__(self, call: Any, takes: tuple[Take, Take], emit: Callable[[Any, list[Any]], None]) -> None:
+        self.call = call
+        self._take_inputs, self._take_outputs = takes
+        self._emit = emit
+        self._edges = 0
+        self._several: dict[str, int] = {}
+        self._passes: dict[int, _Pass] = {}
+        self._refused: set[int] = set()
+
+    def is_wanted(self, task: int, ask: Callable[[str], bool]) -> bool:
+        """Whether this pass of the engine is to be recorded: asked once, when it reaches the call."""
+        if task in self._passes:
+            return True
+        if task in self._refused:
+            return False
+        if ask(self.call.backward_name):
+            return True
+        self._refused.add(task)
+        return False
+
+    def expect(self, slots: list[str]) -> None:
+        """The edges that will bring gradients of inputs, by slot; a slot that comes several times gets their sum."""
+        self._edges = len(slots)
+        if len(set(slots)) < len(slots):
+            self._several = {slot: count for slot, count in Counter(slots).items() if count > 1}
+
+    def gradients_of_outputs(self, task: int, found: Found) -> bool:
+        """Called from a hook before a node; whether this pass of the engine is new to the watch."""
+        current, new = self._pass(task)
+        current.inputs += self._take_inputs([(slot, gradient) for slot, gradient in found if gradient is not None])
+        return new
+
+    def gradients_of_inputs(self, task: int, found: Found) -> bool:
+        """Called from a hook after a node; whether this pass of the engine is new to the watch."""
+        current, new = self._pass(task)
+        if self._several:
+            found = self._add_up(current, found)
+        current.outputs += self._take_outputs([(slot, gradient) for slot, gradient in found if gradient is not None])
+        return new
+
+    def arrived(self, task: int, edges: int) -> None:
+        """So many edges have brought their gradients; the call ends with the last."""
+        current = self._passes[task]
+        current.missing -= edges
+        if current.missing <= 0:
+            self.finish(task)
+
+    def finish(self, task: int) -> None:
+        """Hand over what came in this pass of the engine; nothing when that was done already."""
+        current = self._passes.pop(task, None)
+        if current is not None:
+            current.outputs += self._take_outputs(list(current.sums.items()))
+            self._emit(self.call, current.inputs + current.outputs)
+
+    def _pass(self, task: int) -> tuple[_Pass, bool]:
+        current = self._passes.get(task)
+        if current is not None:
+            return current, False
+        current = self._passes[task] = _Pass(self._edges, self._several)
+        return current, True
+
+    def _add_up(self, current: _Pass, found: Found) -> Found:
+        """What is complete; the sums of slots that more edges will feed are kept."""
+        complete: Found = []
+        for slot, gradient in found:
+            left = current.left.get(slot)
+            if left is None:
+                complete.append((slot, gradient))
+                continue
+            current.left[slot] = left - 1
+            before = current.sums.pop(slot, None)
+            if gradient is not None:
+                with quiet():
+                    gradient = gradient.detach()
+                    before = gradient if before is None else before + gradient
+            if before is not None and left > 1:
+                current.sums[slot] = before
+            else:
+                complete.append((slot, before))
+        return complete
+
+
+class _Pass:
+    """What one run of the engine has brought so far."""
+
+    __slots__ = ("inputs", "left", "missing", "outputs", "sums")
+
+    def __init__(self, missing: int, several: dict[str, int]) -> None:
+        self.missing = missing
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.left = dict(several)
+        self.sums: dict[str, torch.Tensor] = {}
+
+
+def edges_of(tensors: Tensors) -> Edges:
+    """Where each input hangs in the graph → the slot of its gradient. The first place of a tensor that comes twice has the total."""
+    edges: Edges = {}
+    for slot, tensor in tensors:
+        if tensor.requires_grad:
+            node = tensor.grad_fn
+            key = id(tensor) if node is None else (node, tensor.output_nr)
+            edges.setdefault(key, slot if slot.startswith("parameters") else f"output{slot[5:]}")
+    return edges
+
+
+def find_roots(outputs: Tensors, start: int, *, mutates: bool = True) -> dict[Any, list[tuple[str, int]]]:
+    """The nodes made by the call that the outputs hang on, each with the slots and places of the gradients it receives."""
+    roots: dict[Any, list[tuple[str, int]]] = {}
+    for slot, tensor in outputs:
+        if not tensor.requires_grad:
+            continue
+        node = tensor.grad_fn
+        if node is not None and node._sequence_nr() >= start:
+            roots.setdefault(node, []).append((f"input{slot[6:]}", tensor.output_nr))
+        if mutates and tensor._is_view() and tensor._base is not None:
+            base = tensor._base.grad_fn  # an in-place op on a view puts its history on the base
+            if base is not None and base not in roots and base._sequence_nr() >= start and "CopySlices" in base.name():
+                roots[base] = [(f"input{slot[6:]}.base", 0)]
+    return roots
+
+
+def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> tuple[set[Any], dict[Any, list[tuple[str, int]]]]:
+    """All nodes of the call, and those of them that hand a gradient to an input: (slot, place in its result)."""
+    nodes, todo = set(roots), list(roots)
+    boundary: dict[Any, list[tuple[str, int]]] = {}
+    while todo:
+        node = todo.pop()
+        for place, (target, number) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            sequence = target._sequence_nr()
+            if sequence > LEAF:
+                slot = edges.get(id(target.variable))
+            elif sequence < start or (target, number) in edges:
+                slot = edges.get((target, number)) or _through_casts(target, number, edges)
+            else:
+                if target not in nodes:
+                    nodes.add(target)
+                    todo.append(target)
+                continue
+            if slot is not None:
+                boundary.setdefault(node, []).append((slot, place))
+    return nodes, boundary
+
+
+def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
+    """Autocast keeps cast weights: the cast is older than the call, and its input is the call's true one."""
+    for _ in range(_CAST_DEPTH):
+        following = [edge for edge in node.next_functions if edge[0] is not None]
+        if len(following) != 1 or "ToCopy" not in node.name():
+            return None
+        node, number = following[0]
+        slot = edges.get(id(node.variable)) if node._sequence_nr() > LEAF else edges.get((node, number))
+        if slot is not None:
+            return slot
+    return None
+
+
+Places = list[tuple[str, int]]
+Guard = Callable[[Watch, Callable[[int], bool]], None]
+
+
+def install(watch: Watch, roots: dict[Any, Places], boundary: dict[Any, Places], guard: Guard) -> None:
+    """Put the hooks in place. `guard` runs what they do as tool code, with the number of the engine's pass.
+
+    A node that is both, as the only node of a simple op is, needs one hook: after it, both sides are there. A node written in
+    Python needs two: it may change in place what it was given.
+    """
+    watch.expect([slot for places in boundary.values() for slot, _ in places])
+    for node, places in roots.items():
+        if _is_simple(node, boundary):
+            node.register_hook(_around_node(watch, places, boundary[node], guard))
+        else:
+            node.register_prehook(_before_node(watch, places, guard))
+    for node, places in boundary.items():
+        if node not in roots or not _is_simple(node, boundary):
+            node.register_hook(_around_node(watch, [], places, guard))
+
+
+def _is_simple(node: Any, boundary: dict[Any, Places]) -> bool:
+    return node in boundary and not isinstance(node, BackwardCFunction)
+
+
+def _before_node(watch: Watch, places: Places, guard: Guard) -> Callable[..., None]:
+    def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
+        guard(watch, lambda task: watch.gradients_of_outputs(task, _pick(outputs, places)))
+
+    return hook
+
+
+def _around_node(watch: Watch, out_places: Places, in_places: Places, guard: Guard) -> Callable[..., None]:
+    def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
+        def take(task: int) -> bool:
+            new = watch.gradients_of_outputs(task, _pick(outputs, out_places)) if out_places else False
+            new = watch.gradients_of_inputs(task, _pick(inputs, in_places)) or new
+            watch.arrived(task, len(in_places))
+            return new
+
+        guard(watch, take)
+
+    return hook
+
+
+def _pick(gradients: tuple[torch.Tensor | None, ...], places: Places) -> Found:
+    return [(slot, gradients[place]) for slot, place in places if place < len(gradients)]

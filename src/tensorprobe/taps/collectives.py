@@ -1,0 +1,93 @@
+"""Results of asynchronous collectives: they are there when `Work.wait` returns, not when the call does.
+
+While a probe records, `Work.wait` is wrapped; `remove` puts back what was there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from tensorprobe import torch_names
+from tensorprobe.arguments import Tensors
+from tensorprobe.taps.session import Header, Session
+
+
+class Collectives:
+    """Collectives under way, by the identity of their handle. They are kept alive until they are waited for or the step ends."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._pending: dict[int, tuple[Any, Header, list[Any], tuple[Any, Any], Tensors]] = {}
+        self._original: Any = None
+
+    def install(self) -> None:
+        """Wrap `Work.wait`, where torch has distributed support."""
+        work = _work_class()
+        if work is not None and self._original is None:
+            self._original = original = work.wait
+            collectives = self
+
+            def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(handle, *args, **kwargs)
+                collectives.arrived(handle)
+                return result
+
+            work.wait = wait
+
+    def remove(self) -> None:
+        """Put `Work.wait` back."""
+        work = _work_class()
+        if work is not None and self._original is not None:
+            work.wait = self._original
+            self._original = None
+
+    def is_pending(self, result: Any) -> bool:
+        """Whether a collective gave back a handle instead of a finished result."""
+        work = _work_class()
+        return work is not None and isinstance(result, work) and not result.is_completed()
+
+    def later(self, handle: Any, header: Header, slots: list[Any], tree: tuple[Any, Any], outputs: Tensors) -> None:
+        """Record this call when its handle is waited for."""
+        with self._lock:
+            self._pending[id(handle)] = (handle, header, slots, tree, outputs)
+
+    def arrived(self, handle: Any) -> None:
+        """The handle was waited for: its outputs are there now."""
+        with self._lock:
+            entry = self._pending.pop(id(handle), None)
+        if entry is not None:
+            self._record(entry)
+
+    def end_step(self) -> None:
+        """Record what nobody waited for (a stream may have), so that it is not lost."""
+        with self._lock:
+            entries, self._pending = list(self._pending.values()), {}
+        for entry in entries:
+            self._session.notes["asynchronous collective recorded at the end of the step: nobody waited for it"] += 1
+            self._record(entry)
+
+    def _record(self, entry: tuple[Any, Header, list[Any], tuple[Any, Any], Tensors]) -> None:
+        _, header, slots, tree, outputs = entry
+        session = self._session
+        if not session.recording or not header.wanted.forward:
+            return
+        busy, session.state.busy = session.state.busy, True
+        try:
+            with torch_names.no_overrides():
+                if session.selection.outputs:
+                    slots = slots + session.snapshots.take(outputs)
+                session.emit(header, slots, args=tree[0], kwargs=tree[1])
+        except Exception as error:
+            session.tool_failed(header.name, error)
+        finally:
+            session.state.busy = busy
+
+
+def _work_class() -> Any:
+    if not torch.distributed.is_available():
+        return None
+    return torch.distributed.Work

@@ -1,0 +1,182 @@
+"""Puts torch modes in place and takes them away by identity.
+
+A mode goes to the *bottom* of its stack: then whatever else the user enters and leaves is popped from above it, and it
+sees what is really executed. New threads start with empty stacks, so `Thread.run` is wrapped to put the modes there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tensorprobe import torch_names
+
+
+class ModeStack:
+    """The modes of one probe: one of each kind, or none. `install` and `remove` are for the calling thread."""
+
+    def __init__(self, function: TorchFunctionMode | None, dispatch: TorchDispatchMode | None) -> None:
+        self._function = function
+        self._dispatch = dispatch
+        self._original_run: Any = None
+        self._due: bool | None = None
+
+    def install(self) -> None:
+        """Put the modes below all others of this thread; once the backward is over when this is called inside of one.
+
+        The engine works on copies of the stacks: what is changed there is undone when it is done.
+        """
+        if torch_names.graph_task() != -1:
+            self._due = True
+            return
+        self.remove()
+        if self._function is not None:
+            with _lifted_function_modes():
+                torch_names.push_function_mode(self._function)
+        if self._dispatch is not None:
+            with _lifted_dispatch_modes() as lifted:
+                self._dispatch.__enter__()
+                if lifted:
+                    _slip_flags_under(self._dispatch, lifted[-1])
+
+    def remove(self) -> None:
+        """Take the modes out of this thread's stacks, wherever they are; nothing when they are not there."""
+        if torch_names.graph_task() != -1:
+            self._due = False
+            return
+        self._due = None
+        if self._function is not None:
+            _remove_function(self._function)
+        if self._dispatch is not None:
+            _remove_dispatch(self._dispatch)
+
+    def settle(self) -> None:
+        """Do what could not be done inside a backward."""
+        if self._due is not None and torch_names.graph_task() == -1:
+            (self.install if self._due else self.remove)()
+
+    @contextlib.contextmanager
+    def visible_inside(self, kwargs: dict[str, Any]) -> Iterator[None]:
+        """In the handler of the function mode: let it see what is called inside. `kwargs` are those torch gave to the handler.
+
+        A hook may have removed the modes, but torch has put this one aside and will put it back when the handler returns.
+        It is taken away after that: when torch lets go of `kwargs`, the last thing it does.
+        """
+        if self._function is None:
+            yield
+            return
+        torch_names.push_function_mode(self._function)
+        try:
+            yield
+        finally:
+            still_on = _remove_function(self._function)
+            if not still_on or self._due is False:
+                kwargs["tensorprobe"] = _WhenLetGo(self)
+
+    def follow_threads(self) -> None:
+        """From now on threads that are started have the modes while they run."""
+        original = self._original_run = threading.Thread.run
+        stack = self
+
+        def run(thread: threading.Thread) -> None:
+            stack.install()
+            try:
+                original(thread)
+            finally:
+                stack.remove()
+
+        threading.Thread.run = run  # type: ignore[method-assign, assignment]
+
+    def unfollow_threads(self) -> None:
+        """Threads start as they did before."""
+        if self._original_run is not None:
+            threading.Thread.run = self._original_run  # type: ignore[method-assign]
+            self._original_run = None
+
+
+class _WhenLetGo:
+    """Takes modes away when nobody holds this any more."""
+
+    def __init__(self, stack: ModeStack) -> None:
+        self._stack = stack
+
+    def __del__(self) -> None:
+        self._stack.remove()
+
+
+def _remove_function(function: TorchFunctionMode) -> bool:
+    """Take a mode out of this thread's stack, wherever it is; whether it was there."""
+    above = []
+    found = False
+    while not found and torch_names.function_modes():
+        mode = torch_names.pop_function_mode()
+        found = mode is function
+        if not found:
+            above.append(mode)
+    for mode in reversed(above):
+        torch_names.push_function_mode(mode)
+    return found
+
+
+@contextlib.contextmanager
+def _lifted_function_modes() -> Iterator[None]:
+    lifted = [torch_names.pop_function_mode() for _ in range(torch_names.function_modes())]
+    try:
+        yield
+    finally:
+        for mode in reversed(lifted):
+            torch_names.push_function_mode(mode)
+
+
+@contextlib.contextmanager
+def _lifted_dispatch_modes() -> Iterator[list[Any]]:
+    """The modes that were there, topmost first, while they are away."""
+    lifted = [torch_names.pop_dispatch_mode() for _ in range(torch_names.dispatch_modes())]
+    try:
+        yield lifted
+    finally:
+        for mode in reversed(lifted):
+            torch_names.push_dispatch_mode(mode)
+
+
+def _remove_dispatch(dispatch: TorchDispatchMode) -> None:
+    above: list[Any] = []
+    while torch_names.dispatch_modes():
+        mode = torch_names.pop_dispatch_mode()
+        if mode is dispatch:
+            break
+        above.append(mode)
+    else:
+        for mode in reversed(above):
+            torch_names.push_dispatch_mode(mode)
+        return
+    if above:
+        # torch keeps "was a mode on before me?" in each mode; the one above must now answer as ours would have
+        _hand_over_flags(dispatch, above[-1])
+    else:
+        torch_names.push_dispatch_mode(dispatch)
+        dispatch.__exit__(None, None, None)
+    for mode in reversed(above):
+        torch_names.push_dispatch_mode(mode)
+
+
+def _slip_flags_under(arriving: Any, above: Any) -> None:
+    """The reverse of handing over: the one above must answer that a mode was on before it, and ours what it would have."""
+    for name, flags in vars(arriving).items():
+        theirs = getattr(above, name, None) if name.startswith("old_") and name.endswith("_flags") else None
+        if flags and theirs:
+            # ours lets compilation be: of that flag the one above keeps its own answer
+            flags[-1], theirs[-1] = theirs[-1], theirs[-1] if "compile_internals" in name else True
+
+
+def _hand_over_flags(leaving: Any, above: Any) -> None:
+    for name, flags in vars(leaving).items():
+        if name.startswith("old_") and name.endswith("_flags") and flags:
+            theirs = getattr(above, name, None)
+            if theirs:
+                theirs[-1] = flags.pop()

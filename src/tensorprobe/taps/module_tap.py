@@ -1,0 +1,170 @@
+"""The module level: `nn.Module.__call__` wrapped once, for all modules, and put back at the end.
+
+It always tells the other taps in which module they are. It records module calls when asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorprobe import torch_names
+from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
+from tensorprobe.taps.backward import edges_of
+from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters, inner_module
+from tensorprobe.taps.session import Header, Session
+
+
+class ModuleTap:
+    """Watches calls of modules. `before` is called ahead of each call that is made from no other module."""
+
+    def __init__(self, session: Session, names: ModuleNames, *, record: bool, before: Callable[[], None]) -> None:
+        self._session = session
+        self._names = names
+        self._record = record
+        self._before_outermost = before
+        self._original: Callable[..., Any] | None = None
+        self._looked_at: set[int] = set()
+
+    def install(self) -> None:
+        """Wrap `nn.Module.__call__`."""
+        original = nn.Module.__call__
+        tap = self
+
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch_names.is_compiling() or not tap._session.recording or tap._session.state.busy:
+                return original(module, *args, **kwargs)
+            return tap._call(original, module, args, kwargs)
+
+        self._original = original
+        nn.Module.__call__ = __call__
+
+    def remove(self) -> None:
+        """Put `nn.Module.__call__` back."""
+        if self._original is not None:
+            nn.Module.__call__ = self._original
+            self._original = None
+
+    def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        session = self._session
+        if torch_names.is_tracing():
+            session.pass_by_tracing()
+            return original(module, *args, **kwargs)
+        state = session.state
+        try:
+            if not state.modules:
+                self._before_outermost()
+            path = self._path(module, outermost=not state.modules)
+        except Exception as error:
+            session.tool_failed(type(module).__name__, error)
+            path = session.module_path()
+        state.modules.append(path)
+        outer = state.outer_stack
+        state.outer_stack = session.outer_stack(outer)
+        try:
+            if not self._record or inner_module(module) is not None:
+                return original(module, *args, **kwargs)
+            return self._recorded_call(original, module, path, args, kwargs)
+        finally:
+            state.modules.pop()
+            state.outer_stack = outer
+
+    def _path(self, module: nn.Module, *, outermost: bool) -> str:
+        """Where the module is in the model. A model nobody told us of is learnt when it is first called from outside."""
+        path = self._names.path(module)
+        if path is None and outermost:
+            self._names.add(module)
+            path = ""
+        if id(module) not in self._looked_at:
+            self._looked_at.add(id(module))
+            self._look_for_blind_spots(module)
+        return path or ""
+
+    def _look_for_blind_spots(self, module: nn.Module) -> None:
+        spots = self._session.blind_spots
+        if isinstance(module, torch.jit.ScriptModule):
+            spots["scripted module (torch.jit): calls inside are not seen at API level"] += 1
+        elif type(module).__name__ == "OptimizedModule":
+            spots["compiled module (torch.compile): calls inside are not seen"] += 1
+        elif isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) and not module.training:
+            spots["attention in eval mode: its fused fast path is off while capture is on"] += 1
+
+    def _recorded_call(self, original: Callable[..., Any], module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+        session = self._session
+        call = self._before(module, path, args, kwargs)
+        if call is None:
+            return original(module, *args, **kwargs)
+        session.state.calls.append(call.header.name)
+        try:
+            result = original(module, *args, **kwargs)
+        except BaseException as error:
+            self._finish(call, None, raised=error)
+            raise
+        finally:
+            session.state.calls.pop()
+        self._finish(call, result)
+        return result
+
+    def _before(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> _OpenModule | None:
+        session = self._session
+        session.state.busy = True
+        name = class_name(module)
+        op = f"Module.{path}.{name}" if path else f"Module.{name}"
+        try:
+            with torch_names.no_overrides():
+                header = session.header(op, "module", module=path)
+                if header is None:
+                    return None
+                call = _OpenModule(header)
+                inputs: Tensors = []
+                call.tree = flatten_arguments(args, kwargs, inputs)
+                inputs += direct_parameters(module)
+                if header.wanted.forward and session.selection.inputs:
+                    call.slots = session.snapshots.take(inputs)
+                if torch.is_grad_enabled():
+                    call.edges = edges_of(inputs)
+                    call.start = torch_names.sequence_number()
+                return call
+        except Exception as error:
+            session.tool_failed(op, error)
+            return None
+        finally:
+            session.state.busy = False
+
+    def _finish(self, call: _OpenModule, result: Any, raised: BaseException | None = None) -> None:
+        session = self._session
+        session.state.busy = True
+        try:
+            with torch_names.no_overrides():
+                if type(raised).__name__ == "_StopRecomputationError":
+                    session.discard(call.slots)
+                    return
+                outputs: Tensors = []
+                flatten_result(result, outputs)
+                if call.header.wanted.forward:
+                    if session.selection.outputs:
+                        call.slots += session.snapshots.take(outputs)
+                    name = None if raised is None else type(raised).__name__
+                    session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=name)
+                if call.start >= 0 and outputs:
+                    session.watch_backward(call.header, call.edges, outputs, call.start)
+        except Exception as error:
+            session.tool_failed(call.header.name, error)
+        finally:
+            session.state.busy = False
+
+
+class _OpenModule:
+    """A module call between its beginning and its end."""
+
+    __slots__ = ("edges", "header", "slots", "start", "tree")
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.slots: list[Any] = []
+        self.tree: tuple[Any, Any] = (None, None)
+        self.edges: dict[Any, str] = {}
+        self.start = -1

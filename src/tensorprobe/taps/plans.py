@@ -1,0 +1,181 @@
+"""What to do with each function a tap meets: its canonical name, or that it is not an operation.
+
+No list of operations to record is kept: whatever torch lets itself be watched at is recorded, unless it only asks a
+tensor about itself. A function that turns out to give back no tensor and to change none is learnt to be such a question.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from torch.overrides import resolve_name
+
+from tensorprobe.taps.override_free import COMPOSITES, ENGINES
+
+_QUESTIONS = frozenset(
+    "size dim ndimension numel nelement stride storage_offset is_contiguous data_ptr const_data_ptr element_size storage "
+    "untyped_storage typed_storage _typed_storage is_floating_point is_complex is_signed is_conj is_neg is_inference "
+    "is_pinned is_shared is_set_to is_coalesced get_device item tolist numpy register_hook "
+    "register_post_accumulate_grad_hook retain_grad requires_grad_ has_names dense_dim sparse_dim dim_order "
+    "__repr__ __str__ __format__ __len__ __hash__ __bool__ __int__ __float__ __index__ __complex__ __contains__ "
+    "__reduce_ex__ __reduce__ __setstate__ __deepcopy__ __dir__ __dlpack__ __dlpack_device__ __array__ "
+    "_is_view _is_all_true _has_symbolic_sizes_strides _make_subclass share_memory_ set_default_device".split()
+)
+_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
+_PREFIXES = (
+    ("torch.nn.functional.", "Functional."),
+    ("torch._C._nn.", "Functional."),
+    ("torch.Tensor.", "Tensor."),
+    ("torch._VF.", "VF."),
+    ("torch.functional.", "Torch."),
+    ("torch.distributed.", "Distributed."),
+    ("torch_npu.", "NPU."),
+    ("npu.", "NPU."),
+    ("torch.", "Torch."),
+)
+
+
+ALLOCATIONS = frozenset(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format".split()
+)
+_RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
+_RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
+
+_BY_KEYWORD = ("input.kwargs.running_mean", "input.kwargs.running_var")
+_RUNNING_STATISTICS = {
+    f"{home}.{norm}_norm": (*places, *_BY_KEYWORD)
+    for norm in ("batch", "instance")
+    for home, places in (("Functional", ("input.1", "input.2")), ("Torch", ("input.3", "input.4")))
+}
+
+OUT = ("input.kwargs.out",)
+WRITTEN_ONLY = "only written to by the call"
+UNINITIALISED = "memory not yet initialised"
+
+
+class Plan(NamedTuple):
+    """How calls of one function are handled. `name` is None for a function that is not an operation.
+
+    `returns_changed` is set where all that the call changes is what it gives back, as for `Tensor.add_`.
+    `receives` are the beginnings of the slots that the call only writes to: what stands in them before is nobody's result.
+    `writes` are slots, or with a dot at the end lists of them, that the call may change without a trace in the version.
+    """
+
+    name: str | None
+    mutates: bool = False
+    distributed: bool = False
+    allocates: bool = False
+    receives: tuple[str, ...] = ()
+    is_leaf: bool = True
+    writes: tuple[str, ...] = ()
+    returns_changed: bool = False
+
+
+NOT_AN_OP = Plan(None)
+ENGINE = Plan(None, is_leaf=False)
+"""For functions that run the autograd engine: no operations themselves, but what happens in them is watched."""
+
+
+def plan_function(func: Any) -> Plan:
+    """The plan for a function as a TorchFunctionMode meets it."""
+    if func in ENGINES:
+        return ENGINE
+    name = getattr(func, "__name__", "")
+    if name in _QUESTIONS or name in ("__get__", "__set__", "__delete__"):
+        return NOT_AN_OP
+    full = _full_name(func, name)
+    if full is None or ".__get__" in full or ".__set__" in full:
+        return NOT_AN_OP
+    canonical = _canonical(full)
+    if canonical is None:
+        return NOT_AN_OP
+    distributed = canonical.startswith("Distributed.")
+    receives: tuple[str, ...] = ()
+    if distributed:
+        receives = tuple(f"input.kwargs.{argument}" for argument in _RECEIVING_ARGUMENTS)
+        if name.startswith(_RECEIVERS):
+            receives += ("input.0",)
+        elif name == "gather":
+            receives += ("input.1",)
+    writes = _RUNNING_STATISTICS.get(canonical, ()) or _written_by_fused(name)
+    mutates = distributed or bool(writes) or _may_mutate(name)
+    in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
+    is_leaf = func not in COMPOSITES
+    return Plan(canonical, mutates, distributed, name in ALLOCATIONS, receives, is_leaf, writes, in_place)
+
+
+def _canonical(full: str) -> str | None:
+    if full.startswith(("profiler.", "torch._C._profiler")):
+        return None
+    for prefix, ours in _PREFIXES:
+        if full.startswith(prefix):
+            name = full[len(prefix) :]
+            return f"VF.{name}" if ours == "Torch." and name in _RECURRENT else ours + name
+    return f"Ops.{full}"
+
+
+def _full_name(func: Any, name: str) -> str | None:
+    """A dotted name that starts with where the function is at home; None for what is no public function."""
+    if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(func) if func.__module__ is None or "." in str(func) else f"{func.__module__}.{name}"
+    module = getattr(func, "__module__", None) or ""
+    if module.startswith("torch.distributed"):
+        return f"torch.distributed.{name}"
+    resolved = resolve_name(func)
+    if resolved:
+        return str(resolved)
+    if (
+        getattr(torch, name, None) is func
+    ):  # torch leaves its private functions, such as _foreach_add, out of its own list
+        return f"torch.{name}"
+    if getattr(torch._C._nn, name, None) is func:
+        return f"torch._C._nn.{name}"
+    home = module.split(".")[0] or "torch"
+    return f"{home}.{name}" if name else None
+
+
+def _written_by_fused(name: str) -> tuple[str, ...]:
+    """The lists that a fused optimizer step changes, as its schema says: their versions do not tell."""
+    op = getattr(torch.ops.aten, name, None) if name.startswith("_fused_") else None
+    if op is None:
+        return ()
+    written = []
+    for place, argument in enumerate(op.default._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
+            written += [f"input.{place}.", f"input.kwargs.{argument.name}."]
+    return tuple(written)
+
+
+def _may_mutate(name: str) -> bool:
+    """Whether a call may change its arguments and give nothing back."""
+    if name.startswith(("__i", "__set")):
+        return True
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("_fused_") or "batch_norm" in name
+
+
+class AtenPlan(NamedTuple):
+    """What the schema of an op says. `name` is None where no tensor comes out; `written` are its outputs when it returns nothing."""
+
+    name: str | None
+    written: tuple[str, ...] = ()
+    allocates: bool = False
+    receives: tuple[str, ...] = ()
+
+
+def plan_aten(func: Any) -> AtenPlan:
+    """The plan for an op as a TorchDispatchMode meets it: `Aten.mm.default`; an op of another library keeps its namespace."""
+    schema = func._schema
+    returns_tensor = any("Tensor" in str(value.type) for value in schema.returns)
+    written = tuple(
+        f"input.{place}" if not argument.kwarg_only else f"input.kwargs.{argument.name}"
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    if not returns_tensor and not written:
+        return AtenPlan(None)
+    receives = tuple(f"input.kwargs.{argument.name}" for argument in schema.arguments if argument.is_out)
+    base = schema.name.rpartition("::")[2]
+    name = "Aten." + str(func).removeprefix("aten.")
+    return AtenPlan(name, () if returns_tensor else written, base in ALLOCATIONS, receives)

@@ -1,0 +1,311 @@
+"""The probe: what a user starts, steps and stops. It puts the taps in place and takes every one of them away.
+
+Errors in the settings or the folder are raised by `start`, before training begins. After that nothing of ours is raised:
+what goes wrong is counted, and told by one CaptureIncomplete warning at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tensorprobe.errors import CaptureIncomplete, SettingsError
+from tensorprobe.legacy.layouts.forms import Form, make_place
+from tensorprobe.model import Coverage
+from tensorprobe.record.run_folder import make_run, read_part, refuse_existing
+from tensorprobe.record.writer import RunWriter
+from tensorprobe.settings import CaptureSettings, capture_settings
+from tensorprobe.taps.alone import Alone, AloneRun
+from tensorprobe.taps.collectives import Collectives
+from tensorprobe.taps.dispatch_tap import DispatchTap
+from tensorprobe.taps.function_tap import FunctionTap
+from tensorprobe.taps.lean_tap import LeanTap
+from tensorprobe.taps.modes import ModeStack
+from tensorprobe.taps.module_names import ModuleNames
+from tensorprobe.taps.module_tap import ModuleTap
+from tensorprobe.taps.operators import OlderWays
+from tensorprobe.taps.ranks import coordinates, find_rank, find_world_size, main_device
+from tensorprobe.taps.recompute import RecomputeTap
+from tensorprobe.taps.second_tap import SecondTap
+from tensorprobe.taps.select import Selection
+from tensorprobe.taps.session import Session
+from tensorprobe.taps.sinks import Sink
+from tensorprobe.taps.snapshot import Snapshots
+from tensorprobe.taps.stacks import StackBook
+from tensorprobe.taps.step_tap import StepTap
+
+_active: Probe | None = None
+_active_lock = threading.Lock()
+
+
+class Probe:
+    """Records what a PyTorch program computes into the folder `out`.
+
+    `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
+    that is already in `out`. The other settings are listed in `tensorprobe.settings.SETTINGS_HELP`.
+
+    `rank` is for programs that know it better than torch.distributed and the launcher do. `form` writes a dump in
+    the layout of an older tool instead of a run: what was there before is replaced. `alone` is for one call that is to
+    be bracketed, or run once more. With a `sink` nothing is recorded: it gets the calls, and `out` is its own affair.
+    `ways` is for an older tool's ways of naming and choosing calls.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        model: Any = None,
+        overwrite: bool = False,
+        steps_by: str = "call",
+        rank: int | None = None,
+        form: Form | None = None,
+        alone: Alone | None = None,
+        sink: Sink | None = None,
+        ways: OlderWays | None = None,
+        **settings: Any,
+    ) -> None:
+        self.out = Path(out)
+        self.settings: CaptureSettings = capture_settings(**settings)
+        if steps_by not in ("call", "optimizer"):
+            raise SettingsError(f"steps_by is {steps_by!r}; it must be 'call' (of probe.step) or 'optimizer'.")
+        self.coverage: Coverage | None = None
+        self._names = ModuleNames()
+        self._names.add(model if model is not None else ())
+        self._model_device = main_device(model)
+        self._overwrite = overwrite
+        self._steps_by = steps_by
+        self._given_rank, self._form, self._alone, self._sink = rank, form, alone, sink
+        self._ways = ways or OlderWays()
+        self.numbers: dict[str, int] = {}
+        """After the end: the next number of each op."""
+        self._session: Session | None = None
+        self._step = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the probe was started and not stopped."""
+        return self._session is not None
+
+    @property
+    def step_number(self) -> int:
+        """The step that calls belong to now."""
+        return self._step
+
+    def start(self) -> Probe:
+        """Begin to record. RunExists when the folder is taken, SettingsError when another probe is running."""
+        global _active
+        if self._session is not None:
+            return self
+        rank = find_rank() if self._given_rank is None else self._given_rank
+        world_size = max(find_world_size(), rank + 1)
+        if self._form is None and self._sink is None:
+            refuse_existing(self.out, rank, overwrite=self._overwrite)
+        with _active_lock:
+            if _active is not None:
+                raise SettingsError(f"a probe into {str(_active.out)!r} is running in this process. Stop it first.")
+            _active = self
+        try:
+            self._wanted_rank = self.settings.ranks is None or rank in self.settings.ranks
+            if self._wanted_rank:
+                self._begin(rank, world_size)
+        except BaseException:
+            _active = None
+            session, self._session = self._session, None
+            if session is not None:
+                session.writer.close(msgspec.to_builtins(session.coverage()), {}, self._model_device)
+            raise
+        return self
+
+    def step(self) -> None:
+        """Say that a training step has ended."""
+        if self._session is not None and not self._session.forked and not self._steps.take_over():
+            self._next_step()
+
+    def stop(self) -> Coverage | None:
+        """End the run and wait until it is on disk. Everything that was installed is gone. The coverage comes back.
+
+        In a forked child only what it inherited is removed: the run goes on in the parent.
+        """
+        global _active
+        session, self._session = self._session, None
+        if session is None:
+            if _active is self:
+                _active = None
+            return self.coverage
+        atexit.unregister(self.stop)
+        self._pause(session)
+        session.ended = True
+        self.numbers = session.numbers_now()
+        for tap in (self._modules, self._recompute, self._collectives, self._steps):
+            tap.remove()
+        _active = None
+        if session.forked:
+            return None
+        self.coverage = self._close(session)
+        self._warn(session)
+        return self.coverage
+
+    def __enter__(self) -> Probe:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _begin(self, rank: int, world_size: int) -> None:
+        settings = self.settings
+        self._rank = rank
+        writer, taker = (self._sink, self._sink.taker) if self._sink is not None else self._open(rank, world_size)
+        selection = Selection(
+            directions=settings.directions,
+            sides=settings.sides,
+            names=settings.names,
+            span=settings.span,
+            ops=settings.ops,
+            modules=settings.modules,
+            inside=settings.inside,
+            listed=self._ways.listed,
+            excluded=self._ways.excluded,
+        )
+        stacks = StackBook() if settings.wants_stacks else None
+        session = self._session = Session(writer, taker, selection, stacks)
+        session.first_numbers = dict(self._ways.numbers)
+        session.numbers_go_on = self._ways.numbers_go_on
+        self._install(session)
+        atexit.register(self.stop)
+
+    def _open(self, rank: int, world_size: int) -> tuple[RunWriter, Snapshots]:
+        """The run on disk, and what copies tensors into it."""
+        settings = self.settings
+        place = -1
+        if self._form is None:
+            described = msgspec.to_builtins(settings)
+            make_run(self.out, rank, world_size, torch_version=str(torch.__version__), settings=described)
+        else:
+            place = make_place(self._form)
+        share = None if settings.max_bytes is None else settings.max_bytes // world_size
+        writer = RunWriter(
+            self.out,
+            rank,
+            keep_data=settings.mode == "tensor",
+            max_bytes=share,
+            ring_bytes=settings.ring_bytes,
+            in_process=settings.in_process,
+            form=self._form,
+            place=place,
+        )
+        return writer, Snapshots(writer, mode=settings.mode, floating_only=settings.floating_only)
+
+    def _install(self, session: Session) -> None:
+        level = self.settings.level
+        self._collectives = Collectives(session)
+        self._recompute = RecomputeTap(session)
+        self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
+        dispatch = self._dispatch_tap(session) if level == "aten" else None
+        alone = None if self._alone is None else AloneRun(self._alone, session, dispatch)
+        function: FunctionTap | None = None
+        looker = getattr(self._sink, "looker", None)
+        if level != "module":
+            function = (
+                FunctionTap(session, self._collectives, record=level != "aten", alone=alone)
+                if looker is None
+                else LeanTap(session, self._collectives, looker)
+            )
+            function.names_operators = self._ways.operators
+        self._modes = ModeStack(function, dispatch)
+        if function is not None:
+            function.visible_inside = self._modes.visible_inside
+        self._modules = ModuleTap(session, self._names, record=level in ("module", "mix"), before=self._modes.settle)
+        self._paused = True
+        try:
+            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+                tap.install()
+            self._resume_if_wanted(session)
+        except BaseException:
+            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+                tap.remove()
+            raise
+
+    def _dispatch_tap(self, session: Session) -> DispatchTap | SecondTap:
+        second = None if self._sink is None else self._sink.second
+        return DispatchTap(session) if second is None else SecondTap(session, second)
+
+    def _next_step(self) -> None:
+        session = self._session
+        if session is not None and not session.forked:
+            self._pause(session)
+            self._step += 1
+            self._resume_if_wanted(session)
+
+    def _resume_if_wanted(self, session: Session) -> None:
+        """In a step nobody asked for, no mode is on: it costs nothing."""
+        wanted = self.settings.steps is None or self._step in self.settings.steps
+        if wanted and not session.over:
+            session.begin_step(self._step)
+            self._modes.install()
+            self._modes.follow_threads()
+            self._paused = False
+            session.recording = True
+
+    def _pause(self, session: Session) -> None:
+        if not self._paused:
+            self._collectives.end_step()
+            session.flush()
+            session.recording = False
+            self._modes.unfollow_threads()
+            self._modes.remove()
+            self._paused = True
+
+    def _close(self, session: Session) -> Coverage:
+        coverage = session.coverage()
+        session.writer.close(msgspec.to_builtins(coverage), coordinates(), self._model_device)
+        if isinstance(session.writer, RunWriter):
+            part = read_part(self.out, self._rank) if self._form is None else session.writer.part
+        else:
+            part = None
+        if part is not None and part.closed:
+            return part.coverage
+        return msgspec.structs.replace(coverage, first_error=coverage.first_error or session.writer.failure)
+
+    def _warn(self, session: Session) -> None:
+        coverage = self.coverage
+        if coverage is None:
+            return
+        problems = []
+        failure = session.writer.failure
+        if coverage.failed or (coverage.first_error and coverage.first_error != failure):
+            what = f"{coverage.failed:,} calls are not recorded" if coverage.failed else "calls are recorded in part"
+            problems.append(f"{what}. First: {coverage.first_error}")
+        if failure is not None:
+            problems.append(f"{failure}. What it had written until then can be read.")
+        for name, close in coverage.unmatched.items():
+            near = f" Nearest: {', '.join(close)}." if close else ""
+            problems.append(f"nothing matched {name!r}.{near}")
+        if problems:
+            warnings.warn(f"{self.out}: " + "\n  ".join(problems), CaptureIncomplete, stacklevel=3)
+
+
+@contextlib.contextmanager
+def capture(
+    out: str | os.PathLike[str], *, model: Any = None, overwrite: bool = False, **settings: Any
+) -> Iterator[Probe]:
+    """Record everything inside the `with` into the folder `out`; see Probe for the settings."""
+    probe = Probe(out, model=model, overwrite=overwrite, **settings)
+    probe.start()
+    try:
+        yield probe
+    finally:
+        probe.stop()
+
+
+def active_probe() -> Probe | None:
+    """The probe that is running in this process, if one is: for a script that is captured from outside and wants to tell its steps."""
+    return _active

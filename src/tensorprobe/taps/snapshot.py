@@ -1,0 +1,217 @@
+"""A tensor as it is at this moment, handed to the record: its bytes copied, or the reason why not.
+
+Nothing here keeps a tensor, changes one, or runs code of a tensor subclass. The tools are torch's own, with overrides,
+gradients and dispatch modes off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tensorprobe import torch_names
+from tensorprobe.arguments import Tensors
+from tensorprobe.fast import fast
+from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.numerics.device_summary import device_moments
+from tensorprobe.record.elements import is_dense
+from tensorprobe.record.messages import NO_TOKEN
+from tensorprobe.record.writer import BYTES_SEEN, RunWriter
+
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
+    getattr(torch, name): (name, dtype.code, dtype.itemsize, dtype.kind in ("float", "complex"))
+    for name, dtype in DTYPES.items()
+    if hasattr(torch, name)
+}
+
+SlotFields = list[Any]
+"""The fields of a `SlotEvent`, in order: a list is encoded as fast as a struct and is cheaper to make."""
+TOKEN = 6
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Torch calls inside are seen by nobody and leave no trace in any graph."""
+    with torch_names.no_overrides(), torch.no_grad():
+        if torch_names.dispatch_modes():
+            with _disable_current_modes():
+                yield
+        else:
+            yield
+
+
+class Snapshots:
+    """Takes tensors for one probe. `mode` and `floating_only` decide how much of each; what is left out is counted."""
+
+    def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
+        self._writer = writer
+        self._put = writer.put
+        self._context = None
+        if fast is not None and mode != "structure" and not floating_only:
+            ring, size, largest = writer.ring
+            state = writer.state.buffer_info()[0]
+            self._context = fast.context(_Tensor, _Parameter, _DTYPES, writer, ring, size, state, largest)
+        self._structure = mode == "structure"
+        self.summary_only = mode == "summary"
+        self._floating_only = floating_only
+        self._devices: dict[torch.device, str] = {}
+        self.slots = 0
+        self.skipped: Counter[str] = Counter()
+
+    @property
+    def bytes_seen(self) -> int:
+        """How many bytes of values were looked at."""
+        return self._writer.state[BYTES_SEEN]
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotFields]:
+        """The slots of tensors, ready to be sent. Those whose names begin with one of `but` go without values, for the reason given.
+
+        Call it with overrides off. It never fails: what cannot be read is skipped. This is the hottest loop of capture.
+        """
+        if not tensors:
+            return []
+        if self._context is not None and not but:
+            with self._writer.lock:
+                slots: list[SlotFields] = fast.take(self._context, tensors)  # type: ignore[union-attr]
+            if None in slots:
+                with_care = iter(
+                    self._take_with_care(
+                        [t for t, slot in zip(tensors, slots, strict=True) if slot is None], but, reason
+                    )
+                )
+                slots = [next(with_care) if slot is None else slot for slot in slots]
+        else:
+            slots = self._take_with_care(tensors, but, reason)
+        self.slots += len(slots)
+        return slots
+
+    def tokens(self, slots: list[SlotFields]) -> list[int]:
+        """Of the bytes that were copied for these slots."""
+        return [slot[TOKEN] for slot in slots if slot[TOKEN] != NO_TOKEN]
+
+    def _take_with_care(self, tensors: Tensors, but: tuple[str, ...], reason: str) -> list[SlotFields]:
+        slots: list[SlotFields] = []
+        copies: list[tuple[int, int, int]] = []
+        kept: list[torch.Tensor] = []
+        places: list[int] = []
+        for name, tensor in tensors:
+            try:
+                slot, copy = self._take_one(name, tensor, but, reason)
+                if copy is not None:
+                    places.append(len(slots))
+                    copies.append((copy.const_data_ptr(), copy.nbytes, _DTYPES[copy.dtype][1]))
+                    kept.append(copy)
+                slots.append(slot)
+            except (
+                Exception
+            ) as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
+                why = (
+                    _why_not(tensor)
+                    if tensor.layout is not torch.strided
+                    else f"cannot be read ({type(error).__name__})"
+                )
+                slots.append(self._skip(name, tensor, why))
+        if copies:
+            token = self._put(copies)
+            for place in places:
+                slots[place][TOKEN] = token
+                token += 1
+        return slots
+
+    def _take_one(
+        self, name: str, tensor: torch.Tensor, but: tuple[str, ...], reason: str
+    ) -> tuple[SlotFields, torch.Tensor | None]:
+        """The slot of any tensor, and a plain one on the host in one block whose bytes are to be copied, if any are."""
+        if but and name.startswith(but):
+            return self._skip(name, tensor, reason), None
+        if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
+            found = plain(tensor)
+            if isinstance(found, str):
+                return self._skip(name, tensor, found), None
+            tensor = found
+        known = _DTYPES.get(tensor.dtype)
+        if known is None or tensor.layout is not torch.strided or tensor.is_nested:
+            return self._skip(name, tensor, _why_not(tensor)), None
+        if tensor.is_meta:
+            return self._skip(name, tensor, "meta tensor, has no values"), None
+        if tensor.is_cpu and tensor.numel() and not _has_memory(tensor) and not tensor._is_zerotensor():
+            return self._skip(name, tensor, "has no memory of its own"), None
+        dtype, _, _, floating = known
+        stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+        grad, device = tensor.requires_grad, self._device(tensor.device)
+        slot = [name, dtype, tuple(tensor.shape), device, stride, grad, NO_TOKEN, None]
+        if self._structure or (self._floating_only and not floating):
+            return slot, None
+        with self._writer.lock:
+            self._writer.state[BYTES_SEEN] += tensor.nbytes
+        if self.summary_only and not tensor.is_cpu:
+            with quiet():
+                slot.append(device_moments(tensor.detach()))
+            return slot, None
+        return slot, _one_block(tensor, stride)
+
+    def _device(self, device: torch.device) -> str:
+        name = self._devices.get(device)
+        if name is None:
+            name = self._devices[device] = str(device)
+        return name
+
+    def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotFields:
+        self.skipped[reason] += 1
+        shape: tuple[int, ...] = ()
+        with contextlib.suppress(Exception):  # a nested or symbolic tensor has no shape of plain numbers: () then
+            shape = tuple(int(size) for size in tensor.shape)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return [name, dtype, shape, str(tensor.device), None, bool(tensor.requires_grad), NO_TOKEN, reason]
+
+
+def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
+    """The values on the host, in one block of memory: as the block the strides permute, else in row-major order."""
+    dense = stride is None or is_dense(tensor.shape, stride)
+    if dense and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj() and _has_memory(tensor):
+        return tensor
+    with quiet():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if not dense or stride is None:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its address is one. Where the storage has no memory it is only the offset, and reading there ends the process."""
+    return bool(tensor.const_data_ptr() != tensor.storage_offset() * tensor.itemsize)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor | str:
+    """The plain tensor inside a subclass, or why there is none. A statistic of a DTensor would be a collective: take the local part."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, _Tensor):
+        wait = getattr(local, "trigger_wait", None)
+        return local.trigger_wait() if callable(wait) else local
+    kind = type(tensor).__name__
+    if kind == "AsyncCollectiveTensor":
+        return "collective still under way"
+    if kind in ("FakeTensor", "FunctionalTensor") or torch._is_functional_tensor(tensor):
+        return f"{kind}, has no values"
+    if getattr(tensor, "is_nested", False):
+        return "nested tensor"
+    if hasattr(type(tensor), "__tensor_flatten__") or type(tensor).__torch_dispatch__ is not _Tensor.__torch_dispatch__:
+        return f"tensor subclass {kind}"
+    with quiet():
+        return tensor.as_subclass(_Tensor)
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "nested tensor"
+    if tensor.is_quantized:
+        return "quantized tensor"
+    if tensor.layout is not torch.strided:
+        return f"{str(tensor.layout).removeprefix('torch.').replace('_', ' ')} tensor"
+    return f"dtype {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,117 @@
+"""The user's stack at a call: torch's and our own frames left out, each distinct stack sent once a step."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+from tensorprobe.record.writer import RunWriter
+from tensorprobe.taps.sinks import Sink
+
+_HIDDEN = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(__file__).parents[1]) + os.sep,
+    str(Path(importlib.util.__file__).parent) + os.sep,
+    "<frozen",
+)
+_MOST_FRAMES = 64
+
+
+class OuterStack(NamedTuple):
+    """The stack as it was when a module was called: `frame` is the frame of our wrapper, in which the walk from inside ends."""
+
+    frame: FrameType
+    key: tuple[int, ...]
+
+
+class StackBook:
+    """Numbers stacks within a step."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, ...], int] = {}
+        self._sent: dict[tuple[tuple[str, int, str], ...], int] = {}
+        self._shown: dict[int, bool] = {}
+        self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
+
+    def clear(self) -> None:
+        """Start a step: what was sent before will be sent again."""
+        self._ids.clear()
+        self._sent.clear()
+
+    def current(self, writer: RunWriter | Sink, outer: OuterStack | None) -> int:
+        """The number of the stack of whoever called torch, sent to the recorder if it is new.
+
+        `outer` is the stack of the innermost module call: what stands above it need not be walked again for each op in it.
+        """
+        found = self.walk(sys._getframe(2), outer)
+        number = self._ids.get(found)
+        if number is None:
+            frames = _describe(sys._getframe(2), self._shown)
+            number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
+            if number is None:
+                number = self._sent[tuple(frames)] = len(self._sent)
+                writer.stack(number, frames)
+            self._ids[found] = number
+        return number
+
+    def walk(self, frame: FrameType | None, outer: OuterStack | None) -> tuple[int, ...]:
+        """A stack as the identities of code objects and the instructions they are at: these tell the lines, and are cheap to ask for.
+
+        A code object is never used as a key itself: its hash is that of its whole bytecode, computed anew each time.
+        """
+        shown = self._shown
+        key: list[int] = []
+        end = None if outer is None else outer.frame
+        while frame is not None:
+            if frame is end:
+                return (*key, *outer.key)  # type: ignore[union-attr]
+            code = id(frame.f_code)
+            show = shown.get(code)
+            if show is None:
+                show = self._meet(frame.f_code)
+            if show:
+                key.append(code)
+                key.append(frame.f_lasti)
+            frame = frame.f_back
+        return tuple(key)
+
+    def _meet(self, code: CodeType) -> bool:
+        self._codes.append(code)
+        show = self._shown[id(code)] = not code.co_filename.startswith(_HIDDEN)
+        return show
+
+
+def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame of the user's, from this one on."""
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_HIDDEN):
+            return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return None
+
+
+def user_frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    """File, line and function of all of them, innermost first."""
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        if not frame.f_code.co_filename.startswith(_HIDDEN):
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames
+
+
+def _describe(frame: FrameType | None, shown: dict[int, bool]) -> list[tuple[str, int, str]]:
+    """File, line and function of each frame that is shown, innermost first."""
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        if shown.get(id(frame.f_code)):
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames

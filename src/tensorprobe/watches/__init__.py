@@ -1,0 +1,1 @@
+"""Two sinks that look at a program while it runs: online compare, and the search for inf and nan."""

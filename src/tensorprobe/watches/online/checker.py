@@ -1,0 +1,237 @@
+"""Does each ATen call a second time on the reference and judges it at once: what a probe asks before and after every call."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tensorprobe.errors import TrainingStopped
+from tensorprobe.model.online import OpCount
+from tensorprobe.taps.session import Header
+from tensorprobe.taps.sinks import Place
+from tensorprobe.watches.online.chain import Chain, Compared
+from tensorprobe.watches.online.lifting import Arguments, CannotLift, demand_numbers, lift, lift_tensor
+from tensorprobe.watches.online.policies import Measures
+from tensorprobe.watches.online.reference import NoReference, Outputs, below_autograd, no_autocast, outputs_of
+from tensorprobe.watches.online.sampling import Sampler
+from tensorprobe.watches.online.schema import NO_OP, RANDOM, OpPlan, plan_op
+from tensorprobe.watches.online.verdict import Case, Judged, decide
+from tensorprobe.watches.online.workers import Workers
+
+Found = Callable[[Case, Header, int, list[Judged], "Compared | None"], None]
+"""Told of every compared call: the case, where it was, its order, the rows, and what the chain says of it."""
+
+
+class _Open(NamedTuple):
+    func: Any
+    plan: OpPlan
+    header: Header
+    given: Arguments
+    lifted: Arguments
+    order: int
+    precision: str
+    chained: Any
+
+
+class Checker:
+    """The second execution. `found` gets the rows of each call; it may raise TrainingStopped when there are no workers."""
+
+    def __init__(
+        self,
+        *,
+        precision: str,
+        measures: Measures,
+        sampler: Sampler,
+        workers: Workers,
+        libraries: frozenset[str],
+        found: Found,
+        chain: Chain | None = None,
+        heal: bool = False,
+        narrow: bool = False,
+    ) -> None:
+        self._precision, self._measures, self._sampler, self._workers = precision, measures, sampler, workers
+        self._libraries, self._found, self._chain, self._heal = libraries, found, chain, heal
+        self._narrow = narrow
+        self._plans: dict[Any, OpPlan] = {}
+        self._lock = threading.Lock()
+        self._begun, self._has_stopped = 0, False
+        self.seen = self.compared = self.filtered = self.unsampled = self.broken = self.healed = 0
+        self.skipped: Counter[tuple[str, str]] = Counter()
+        self.ops: dict[str, OpCount] = {}
+        self.first_error: str | None = None
+        self.stop: TrainingStopped | None = None
+        """Raised before the next call, in the thread of the training, once: what saves its state then may do so."""
+
+    def begin(self, func: Any, args: Any, kwargs: Any, place: Place) -> _Open | None:
+        """Lift the inputs of a call that is to be compared."""
+        if self.stop is not None:
+            stop, self.stop = self.stop, None
+            raise stop
+        given = Arguments(args, kwargs)
+        self.seen += 1
+        try:
+            plan = self._plans.get(func)
+            if plan is None:
+                plan = self._plans[func] = plan_op(func, self._libraries)
+            if plan.skip == NO_OP:
+                self.seen -= 1
+                return None
+            opened = self._open(func, plan, given, place)
+            if opened is None and self._chain is not None:
+                self._chain.pass_by(plan, given)
+        except Exception as error:
+            self._break(str(func), error)
+            return None
+        return opened
+
+    def _open(self, func: Any, plan: OpPlan, given: Arguments, place: Place) -> _Open | None:
+        reason = plan.skip or (RANDOM if plan.dropout is not None and given[plan.dropout] else None)
+        if reason is not None:
+            self._skip(reason, plan.name)
+            return None
+        header = self._choose(plan, given, place)
+        if header is None:
+            return None
+        precision = self.precision_of(given)
+        try:
+            with below_autograd(), no_autocast():
+                lifted = lift(plan, given, precision, copies=bool(self._workers))
+                chained = None if self._chain is None else self._chain.lift(plan, given)
+        except CannotLift as error:
+            self._skip(str(error), plan.name)
+            return None
+        with self._lock:
+            order, self._begun = self._begun, self._begun + 1
+            self.compared += 1
+        return _Open(func, plan, header, given, lifted, order, precision, chained)
+
+    def _choose(self, plan: OpPlan, given: Arguments, place: Place) -> Header | None:
+        """Where a call is that is to be compared; others are counted. Of the calls asked for every n-th, not the reverse."""
+        sampler = self._sampler
+        if not sampler.takes_all and not self._narrow and not sampler.wants(plan, given.args, given.kwargs):
+            place.count(plan.name)
+            self.unsampled += 1
+            return None
+        header = place.header(plan.name)
+        if header is None:
+            self.filtered += 1
+        elif not sampler.takes_all and self._narrow and not sampler.wants(plan, given.args, given.kwargs):
+            self.unsampled += 1
+            return None
+        return header
+
+    def precision_of(self, given: Arguments) -> str:
+        """In which precision the reference does a call: the one asked for, whatever the call is given."""
+        return self._precision
+
+    def end(self, opened: _Open, result: Any) -> Any:
+        """Compare what came out."""
+        try:
+            self._hand_over(opened, result)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._take_back(opened, error)
+        return result
+
+    def _hand_over(self, opened: _Open, result: Any) -> None:
+        func, plan, given, lifted = opened.func, opened.plan, opened.given, opened.lifted
+        outputs = outputs_of(plan, given, result)
+        for tensor in outputs.values():
+            demand_numbers(tensor)
+        device = _device_of(outputs, given)
+        header = opened.header
+        case = Case(
+            func, plan, header.name, header.module, given, lifted, opened.precision, outputs, device == "cpu", device
+        )
+        with below_autograd(), no_autocast():
+            if not self._workers:
+                self._judge(case, opened)
+                return
+            copies = {slot: lift_tensor(tensor, {}, True) for slot, tensor in outputs.items()}
+        case = case._replace(templates=given.templates(), results=copies)
+        opened = opened._replace(given=case.templates)
+        nbytes = lifted.nbytes + sum(tensor.nbytes for tensor in copies.values())
+        with_grad = torch.is_grad_enabled()  # kernels may ask, as that of an LSTM does
+
+        def judge() -> None:
+            with torch.set_grad_enabled(with_grad):
+                self._judge(case, opened)
+
+        self._workers.put(judge, nbytes)
+
+    def raised(self, opened: _Open, error: BaseException) -> None:
+        """A call that raised has no result: it is taken back."""
+        self._take_back(opened, CannotLift(f"raised {type(error).__name__}"))
+
+    def _judge(self, case: Case, opened: _Open) -> None:
+        stop: TrainingStopped | None = None
+        try:
+            rows = decide(case, self._measures)
+            chained = None
+            if self._chain is not None and opened.chained is not None:
+                chained = self._chain.follow(case, opened.chained)
+            self._found(case, opened.header, opened.order, rows, chained)
+        except TrainingStopped as asked:
+            stop = asked
+        except Exception as error:
+            self._take_back(opened, error)
+            return
+        failing = [row for row in rows if not row.opinion.passes]
+        with self._lock:
+            count = self.ops.setdefault(case.plan.name, OpCount())
+            count.compared += 1
+            count.failed += bool(failing)
+            count.worst = max([count.worst, *(row.figures["relative_l2"] for row in rows if row.opinion.passes)])
+        if stop is not None and not self._workers:
+            raise stop
+        if stop is not None and not self._has_stopped:
+            self.stop, self._has_stopped = stop, True
+        if self._heal and failing:
+            self._mend(case, failing)
+
+    def _mend(self, case: Case, failing: list[Judged]) -> None:
+        """Put the reference's numbers in the place of the device's."""
+        for row in failing:
+            if row.wide is not None:
+                target = case.results[row.slot]
+                target.copy_(row.wide.to(target.dtype))
+                self.healed += 1
+                if self._chain is not None:
+                    self._chain.look_again(target)
+
+    def _take_back(self, opened: _Open, error: Exception) -> None:
+        """A call turns out not to be compared: there is no reference for it, or the tool fails on it."""
+        with self._lock:
+            self.compared -= 1
+        if isinstance(error, (CannotLift, NoReference)):
+            self._skip(str(error), opened.plan.name)
+        else:
+            self._break(opened.header.name, error)
+        if self._chain is not None:
+            self._chain.pass_by(opened.plan, opened.given)
+
+    def _skip(self, reason: str, op: str) -> None:
+        with self._lock:
+            self.skipped[reason, op] += 1
+
+    def _break(self, where: str, error: BaseException) -> None:
+        with self._lock:
+            self.broken += 1
+            if self.first_error is None:
+                self.first_error = f"{where}: {type(error).__name__}: {error}"
+
+
+def _device_of(outputs: Outputs, given: Arguments) -> str:
+    """The device that a call is of: the first that is not the CPU."""
+    for tensor in outputs.values():
+        if not tensor.is_cpu:
+            return str(tensor.device)
+    for _, tensor in given.tensors():
+        if not tensor.is_cpu:
+            return str(tensor.device)
+    return "cpu"

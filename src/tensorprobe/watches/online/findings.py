@@ -1,0 +1,276 @@
+"""What an online compare finds, kept and written down as it is found: the sink that a probe hands its calls to."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.arguments import Tensors
+from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
+from tensorprobe.model.online import OnlineResult, OnlineRow
+from tensorprobe.report.inspect import json_ready
+from tensorprobe.report.online_text import failure_line
+from tensorprobe.taps.session import Header
+from tensorprobe.taps.sinks import Frames, Second, Taker
+from tensorprobe.watches.online.chain import Chain, Compared
+from tensorprobe.watches.online.checker import Checker
+from tensorprobe.watches.online.saving import save
+from tensorprobe.watches.online.verdict import Case, Judged
+from tensorprobe.watches.online.workers import Workers
+
+_MOST_ROWS, _MOST_LINES, _MOST_DIVERGED, _MOST_STACKS = 1000, 50, 10, 10_000
+_log = logging.getLogger("tensorprobe")
+
+
+class Findings:
+    """The rows that failed, and where."""
+
+    failure: str | None = None
+
+    def __init__(
+        self,
+        *,
+        reference: str,
+        policy: str,
+        rank: int,
+        folder: Path | None,
+        workers: Workers,
+        chain: Chain | None,
+        saves: bool,
+        stop_after: int | None,
+        most_saved: int,
+    ) -> None:
+        self.taker: Taker = _NothingTaken()
+        self.second: Second | None = None
+        self._reference, self._policy, self._rank, self.folder = reference, policy, rank, folder
+        self._workers, self._chain = workers, chain
+        self._saves, self._stop_after, self._most_saved = saves, stop_after, most_saved
+        self._checker: Checker | None = None
+        self._rows: list[OnlineRow] = []
+        self._failed_calls = 0
+        self._saved = 0
+        self._diverged: list[tuple[float, int, OnlineRow]] = []
+        self._step = 0
+        self._steps: dict[int, None] = {}
+        self._stacks: dict[tuple[int, int], list[str]] = {}
+        self._lock = threading.Lock()
+        self._blind_spots: dict[str, int] = {}
+        self._stopped = False
+
+    def ask(self, checker: Checker) -> None:
+        """Have calls checked by this one, which tells what it finds."""
+        self.second = self._checker = checker
+
+    def step(self, step: int) -> None:
+        """A step begins, and with it the numbers of stacks."""
+        self._step = step
+        if len(self._stacks) > _MOST_STACKS:
+            self._workers.settle()  # nobody refers to them any more
+            self._stacks.clear()
+
+    @property
+    def result(self) -> OnlineResult:
+        """What is known by now."""
+        checker = self._checker
+        assert checker is not None
+        skipped: dict[str, dict[str, int]] = {}
+        for (reason, op), count in list(checker.skipped.items()):  # workers may be adding to it
+            skipped.setdefault(reason, {})[op] = count
+        return OnlineResult(
+            reference=self._reference,
+            policy=self._policy,
+            rank=self._rank,
+            steps=list(self._steps),
+            seen=checker.seen,
+            compared=checker.compared,
+            failed=self._failed_calls,
+            filtered=checker.filtered,
+            unsampled=checker.unsampled,
+            broken=checker.broken,
+            first_error=checker.first_error,
+            skipped=skipped,
+            ops=dict(checker.ops),
+            failures=sorted(self._rows, key=lambda row: row.order),
+            healed=checker.healed,
+            chained=0 if self._chain is None else self._chain.followed,
+            reseeded=0 if self._chain is None else self._chain.reseeded,
+            diverged=[row for _, _, row in sorted(self._diverged, reverse=True)],
+            blind_spots=self._blind_spots,
+            stopped=self._stopped,
+        )
+
+    def stack(self, number: int, frames: Frames) -> None:
+        """Keep a stack, for the calls that refer to it."""
+        lines = [f'File "{file}", line {line}, in {function}' for file, line, function in frames]
+        self._stacks[self._step, number] = lines
+
+    def call(self, event: tuple[Any, ...]) -> None:
+        """Calls of the API are not of interest here."""
+
+    def drop(self, tokens: list[int]) -> None:
+        """Nothing was taken."""
+
+    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
+        """All calls have been made: judge the rest, and write the result."""
+        self._workers.close()
+        self._blind_spots = dict(coverage["blind_spots"])
+        if coverage["failed"] and self._checker is not None:
+            self._blind_spots["calls of the API that the tool failed on: what was made in them has no name"] = coverage[
+                "failed"
+            ]
+            self._checker.first_error = self._checker.first_error or coverage["first_error"]
+        if self.folder is not None:
+            self._write("online.json", _json(self.result), "wb")
+
+    def found(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared | None) -> None:
+        if not case.plan.reads:  # the loss is often read when the step is over
+            self._steps[header.step] = None
+        failing = [row for row in rows if not row.opinion.passes]
+        if chained is not None:
+            self._note_chain(case, header, order, rows, chained)
+        if not failing:
+            return
+        with self._lock:
+            self._failed_calls += 1
+            number = self._failed_calls
+        saved = self._save(case, header, rows, failing)
+        for row in failing:
+            self._note(self._row(case, header, order, row, chained, saved), number)
+        if self._stop_after is not None and number >= self._stop_after:
+            self._stopped = True
+            raise TrainingStopped(
+                f"{number} of the compared calls failed, which is where to stop. First: {failure_line(self._rows[0])}"
+            )
+
+    def _save(self, case: Case, header: Header, rows: list[Judged], failing: list[Judged]) -> str:
+        with self._lock:
+            wanted = self._saves and self.folder is not None and self._saved < self._most_saved
+            self._saved += wanted
+        if not wanted or self.folder is None:
+            return ""
+        again = f"_again{header.repeat}" if header.repeat else ""
+        folder = self.folder / "failed" / f"step{header.step}_{header.name}{again}"
+        first = failing[0]
+        title = f"{header.name}, {first.slot}: {first.opinion.judged_by} {first.opinion.measured:.3g}"
+        try:
+            save(case, rows, folder, title)
+        except Exception as error:  # a full disk must not cost the finding as well
+            self._remember(f"{folder} could not be written: {type(error).__name__}: {error}")
+            return ""
+        return str(folder)
+
+    def _write(self, name: str, line: bytes, how: str) -> None:
+        assert self.folder is not None
+        try:
+            with (self.folder / name).open(how) as file:
+                file.write(line)
+        except OSError as error:
+            self._remember(f"{self.folder / name} could not be written: {error}")
+
+    def _remember(self, failure: str) -> None:
+        """Told once, as a warning at the end."""
+        self.failure = self.failure or failure
+
+    def _note(self, row: OnlineRow, number: int) -> None:
+        with self._lock:
+            if len(self._rows) < _MOST_ROWS:
+                self._rows.append(row)
+            if self.folder is not None:
+                self._write("failures.jsonl", _json(row) + b"\n", "ab")
+        self.say(row, number)
+
+    def say(self, row: OnlineRow, number: int) -> None:
+        """Tell of a row of the failing call of that number, at once."""
+        if number <= _MOST_LINES:
+            _log.warning("%s", failure_line(row))
+            if number == _MOST_LINES:
+                _log.warning("more failures are not shown one by one")
+
+    def _note_chain(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared) -> None:
+        grown = chained.accumulated - chained.inherited
+        with self._lock:
+            if len(self._diverged) == _MOST_DIVERGED and grown <= self._diverged[0][0]:
+                return
+            judged = next((row for row in rows if row.slot == chained.slot), None)
+            if judged is None or not grown > 0:  # nor when it is not a number
+                return
+            entry = (grown, -order, self._row(case, header, order, judged, chained, ""))
+            push = heapq.heappushpop if len(self._diverged) == _MOST_DIVERGED else heapq.heappush
+            push(self._diverged, entry)
+
+    def _row(
+        self, case: Case, header: Header, order: int, row: Judged, chained: Compared | None, saved: str
+    ) -> OnlineRow:
+        opinion, figures = row.opinion, row.figures
+        stack = [] if header.stack is None else self._stacks.get((header.step, header.stack), [])
+        return OnlineRow(
+            call=header.name,
+            slot=row.slot,
+            step=header.step,
+            rank=self._rank,
+            order=order,
+            api=header.origin or header.parent or "",
+            module=header.module,
+            stack=stack,
+            dtype=str(row.result.dtype).removeprefix("torch."),
+            shape=list(row.result.shape),
+            result="pass" if opinion.passes else "fail",
+            judged_by=opinion.judged_by,
+            measured=opinion.measured,
+            allowed=opinion.allowed,
+            message=row.message,
+            reference="" if row.wide is None else str(row.wide.dtype).removeprefix("torch."),
+            relative_l2=figures["relative_l2"],
+            one_minus_cosine=figures["one_minus_cosine"],
+            max_abs=figures["max_abs"],
+            accumulated=None if chained is None else chained.accumulated,
+            inherited=None if chained is None else chained.inherited,
+            saved=saved,
+        )
+
+
+class _NothingTaken:
+    """Calls of the API are not looked at."""
+
+    slots = 0
+    bytes_seen = 0
+    summary_only = False
+
+    def __init__(self) -> None:
+        self.skipped: Counter[str] = Counter()
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
+        """Nothing."""
+        return []
+
+    def tokens(self, slots: list[Any]) -> list[int]:
+        """None."""
+        return []
+
+
+def _json(value: OnlineRow | OnlineResult) -> bytes:
+    return json.dumps(json_ready(msgspec.to_builtins(value)), allow_nan=False).encode()
+
+
+def make_folder(folder: Path, overwrite: bool) -> Path:
+    """The folder for the results of one process; RunExists when it holds something already."""
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrite:
+            raise RunExists(f"'{folder}' holds results already. Choose another folder, or pass overwrite=True.")
+        if not (folder / "failures.jsonl").exists():
+            raise RunExists(f"'{folder}' holds files that are not of an online compare; it is not replaced.")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failures.jsonl").touch()
+    except OSError as error:
+        raise SettingsError(f"nothing can be written to out '{folder}': {error.strerror}.") from None
+    return folder

@@ -1,0 +1,295 @@
+"""The verdict on one call: its results against those of the reference, looked at once, and weighed where that is not enough.
+
+First a wide reference and one pass over the numbers. What is not right beyond doubt is done on the CPU in its own dtype too,
+and, before it is called wrong, a few times more with inputs that differ in their last bit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from tensorprobe.arguments import flatten_arguments
+from tensorprobe.model import Call
+from tensorprobe.replay.doubt import TIMES, nudged, spread
+from tensorprobe.replay.evidence import gather, weigh
+from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
+from tensorprobe.replay.measuring import Figures, measure, on_host, within_range
+from tensorprobe.replay.standards import Opinion, judge
+from tensorprobe.watches.online import sight
+from tensorprobe.watches.online.lifting import Arguments, kept, lift, lower
+from tensorprobe.watches.online.policies import Measure, Measures, by_rule
+from tensorprobe.watches.online.reference import NoReference, Outputs, run
+from tensorprobe.watches.online.schema import OpPlan
+
+SAME: Figures = {"relative_l2": 0.0, "one_minus_cosine": 0.0, "max_abs": 0.0, "different": 0.0}
+_OF_BITS = ("bit_identical", "ulp_")
+_FALLBACK = {
+    "double": ("double", "single", "own"),
+    "single": ("single", "double", "own"),
+    "rounded": ("rounded", "own"),
+    "own": ("own", "rounded"),
+}
+
+
+class Case(NamedTuple):
+    """A call and what the device made of it. `templates` are its arguments, or what is left of them."""
+
+    func: Any
+    plan: OpPlan
+    call: str
+    module: str
+    templates: Arguments
+    lifted: Arguments
+    precision: str
+    results: Outputs
+    alone: bool
+    """Whether the CPU itself is what is under test."""
+    device: str = "cpu"
+
+
+class Judged(NamedTuple):
+    """One slot. `wide` is the reference; None where the two sides do not have the same slots."""
+
+    slot: str
+    opinion: Opinion
+    figures: Figures
+    wide: torch.Tensor | None
+    result: torch.Tensor
+    message: str = ""
+
+
+def decide(case: Case, measures: Measures) -> list[Judged]:
+    """A row for each output; NoReference when there is nothing to compare with."""
+    reference, precision = _reference(case)
+    rows: list[Judged] = []
+    doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    alone = case.alone or precision == "own"
+    sizes = [tensor.numel() for _, tensor in case.lifted.tensors()] if alone else []
+    for slot in dict.fromkeys([*case.results, *reference]):
+        wide, result = reference.get(slot), case.results.get(slot)
+        if wide is None or result is None or wide.shape != result.shape:
+            rows.append(_unlike(slot, wide, result))
+            continue
+        wide, result = on_host(wide), on_host(result)
+        asked = measures.of(case.call, case.plan.name, slot, result.dtype, case.module)
+        if asked.standard is None:
+            figures = _figures(wide, result)
+            rows.append(Judged(slot, by_rule(asked.rule, figures), figures, wide, result))
+            continue
+        right = None
+        if asked.standard.doubts and (asked.rule.noise or 1.0) >= 1.0:
+            right = _at_sight(case, wide, result, alone, sizes)
+        if right is None:
+            doubtful[slot] = (wide, result)
+        else:
+            rows.append(
+                Judged(slot, Opinion("relative_l2", right, right), {**SAME, "relative_l2": right}, wide, result)
+            )
+    if doubtful:
+        rows += _weigh(case, reference, precision, doubtful, measures)
+    return rows
+
+
+def _at_sight(case: Case, wide: torch.Tensor, result: torch.Tensor, alone: bool, sizes: list[int]) -> float | None:
+    """The relative error of a result that is right beyond doubt; None of another."""
+    seen = sight.glance(wide, result)
+    if seen is None or not sight.is_right(case.plan.name, seen, wide, result, alone=alone, sizes=sizes):
+        return None
+    return seen.relative_error
+
+
+def _figures(wide: torch.Tensor, result: torch.Tensor) -> Figures:
+    """The figures of a pair; those that ask for the bits are against the reference in the dtype of the result."""
+    if wide.dtype is result.dtype:
+        return measure([(wide, result)])[0]
+    figures, rounded = measure([(wide, result), (wide.to(result.dtype), result)])
+    return {name: rounded[name] if name.startswith(_OF_BITS) else value for name, value in figures.items()}
+
+
+def _reference(case: Case) -> tuple[Outputs, str]:
+    """What the reference gives, in the precision asked for or the next one the CPU has a kernel for."""
+    reason: NoReference | None = None
+    for precision in _FALLBACK[case.precision]:
+        given = case.lifted if precision == case.precision else _at(case, precision)
+        if precision != case.precision and case.alone and not _is_wider(case, given):
+            continue  # it would be compared with itself
+        try:
+            outputs = run(case.func, case.plan, kept(case.plan, given))
+        except NoReference as error:
+            reason = reason or error
+            continue
+        if precision == "rounded":
+            outputs = {slot: _like(tensor, case.results.get(slot)) for slot, tensor in outputs.items()}
+        return outputs, precision
+    raise NoReference(f"the CPU has no kernel in a wider dtype ({reason})") if case.alone else reason or NoReference
+
+
+def _is_wider(case: Case, given: Arguments) -> bool:
+    own = lower(case.templates, case.lifted)
+    return any(one.dtype != other.dtype for (_, one), (_, other) in zip(own.tensors(), given.tensors(), strict=True))
+
+
+def _like(wide: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
+    return wide if result is None else wide.to(result.dtype)
+
+
+def _at(case: Case, precision: str) -> Arguments:
+    """The inputs in another precision."""
+    own = lower(case.templates, case.lifted)
+    return lift(case.plan, own, precision, copies=bool(case.plan.written))
+
+
+def _weigh(
+    case: Case,
+    reference: Outputs,
+    precision: str,
+    doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    measures: Measures,
+) -> list[Judged]:
+    """The standard's opinion on slots that are not right at first sight, with all the evidence."""
+    if precision == "own" and not case.alone:  # a same-dtype reference may be as far off as the device: ask a wide one
+        wider = _wider(case)
+        if wider is not None:
+            reference, precision = wider
+    if case.alone:  # what is under test is the CPU in its own dtype
+        own = case.results
+    else:
+        own = reference if precision == "own" else _attempt(case, "own")
+    op = case.plan.name
+    hosts, mine = {}, {}
+    for slot, (_, result) in doubtful.items():
+        wide, dim = on_host(reference[slot]), vector_dimension(_vector_op(case.plan.base), slot)
+        hosts[slot] = (
+            within_range(wide, result.dtype),
+            result if dim is None else aligned(wide, result, dim),
+        )
+        if not case.alone and slot in own and own[slot].shape == wide.shape and precision != "own":
+            mine[slot] = on_host(own[slot]) if dim is None else aligned(wide, on_host(own[slot]), dim)
+    inputs = [tensor for _, tensor in lower(case.templates, case.lifted).tensors()]
+    evidence = gather(op, "forward", hosts, mine, inputs=inputs)
+    asked = {slot: measures.of(case.call, op, slot, result.dtype, case.module) for slot, (_, result) in hosts.items()}
+    opinions = weigh(
+        evidence,
+        {slot: wide for slot, (wide, _) in hosts.items()},
+        lambda slot, each: _judge(asked[slot], each),
+        doubts=lambda slot: asked[slot].standard is not None and asked[slot].standard.doubts,  # type: ignore[union-attr]
+        spread=partial(_spread, case, reference, precision, own),
+    )
+    return [
+        Judged(slot, _pardoned(case, slot, opinion, *hosts[slot]), evidence[slot].device, *hosts[slot])
+        for slot, opinion in opinions.items()
+    ]
+
+
+def _judge(asked: Measure, evidence: Any) -> Opinion:
+    if asked.standard is None:
+        return by_rule(asked.rule, evidence.device)
+    opinion = judge(asked.standard, evidence)
+    return opinion._replace(allowed=opinion.allowed * (asked.rule.noise or 1.0))
+
+
+def _wider(case: Case) -> tuple[Outputs, str] | None:
+    for precision in ("double", "single"):
+        found = _attempt(case, precision)
+        if found:
+            return found, precision
+    return None
+
+
+def _attempt(case: Case, precision: str) -> Outputs:
+    """What the CPU gives in a precision; nothing where it cannot."""
+    try:
+        return run(case.func, case.plan, _at(case, precision))
+    except NoReference:
+        return {}
+
+
+def _spread(case: Case, reference: Outputs, precision: str, own: Outputs, wide: Outputs) -> dict[str, Figures]:
+    """How far the results move with the last bits of the inputs."""
+    base = lower(case.templates, case.lifted)
+    tensors = dict(base.tensors())
+    moves = []
+    for number in range(TIMES):
+        inputs = base.replaced(iter(nudged(tensors, f"{case.call}:{number}", sparse=not case.alone).values()))
+        for kind, before in {"own": own, precision: reference}.items():
+            try:
+                after = run(case.func, case.plan, lift(case.plan, inputs, kind, copies=True))
+            except NoReference:
+                continue
+            moves.append((before, after))
+    return spread(moves, wide)
+
+
+def _pardoned(case: Case, slot: str, opinion: Opinion, wide: torch.Tensor, result: torch.Tensor) -> Opinion:
+    """Where values tie another choice is as good, and what is different each time on the CPU too means nothing."""
+    if opinion.passes:
+        return opinion
+    base = lower(case.templates, case.lifted)
+    if result.dtype is torch.bool and _same_answer(case, base, slot, result):
+        return Opinion("a number of the program's, rounded to the dtype of the tensor", 0.0, 0.0)
+    if result.dtype is torch.int64 and _same_choice(case, base, wide, result):
+        return Opinion("different choices of equal values", 0.0, 0.0)
+    first, second = _attempt(case, "own"), _attempt(case, "own")
+    if slot in first and slot in second and not is_bitwise_equal(on_host(first[slot]), on_host(second[slot])):
+        return Opinion("not determined by the inputs", 0.0, 0.0)
+    return opinion
+
+
+def _same_answer(case: Case, base: Arguments, slot: str, result: torch.Tensor) -> bool:
+    """Whether the reference says the same when it rounds numbers first, as in float32 `x == 0.1` does and must."""
+    dtype = next((tensor.dtype for _, tensor in base.tensors() if tensor.is_floating_point()), torch.float32)
+
+    def rounded(value: Any) -> Any:
+        return torch.tensor(value, dtype=dtype).item() if type(value) is float else value
+
+    given = Arguments([rounded(value) for value in base.args], {at: rounded(v) for at, v in base.kwargs.items()})
+    try:
+        answers = run(case.func, case.plan, lift(case.plan, given, case.precision, copies=True))
+    except NoReference:
+        return False
+    return slot in answers and bool(torch.equal(on_host(answers[slot]), result))
+
+
+def is_bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bytes."""
+    return one.shape == other.shape and (
+        not one.numel() or bool(torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)))
+    )
+
+
+def _same_choice(case: Case, base: Arguments, wide: torch.Tensor, result: torch.Tensor) -> bool:
+    named = list(base.tensors())
+    if not named or not case.results:
+        return False
+    source = named[0][1]
+    if "max_pool" in case.plan.base:
+        dims = 3 if "3d" in case.plan.base else 2
+        if source.ndim < dims or wide.shape[:-dims] != source.shape[:-dims]:
+            return False
+        flat = source.flatten(-dims)
+        picked = [flat.gather(-1, each.flatten(-dims)) for each in (wide, result) if _inside(each, flat.shape[-1])]
+        return len(picked) == 2 and bool(torch.equal(*picked))
+    tree = flatten_arguments(tuple(base.args), base.kwargs, [])
+    call = Call(name=f"Torch.{case.plan.base}.0.forward", args=tree[0], kwargs=tree[1])
+    return same_choice(call, {"input.0": source}, wide, result)
+
+
+def _inside(indices: torch.Tensor, size: int) -> bool:
+    return bool(((indices >= 0) & (indices < size)).all())
+
+
+def _unlike(slot: str, wide: torch.Tensor | None, result: torch.Tensor | None) -> Judged:
+    there = result if result is not None else wide
+    if wide is None or result is None:
+        who = "the reference" if wide is None else "the device"
+        return Judged(slot, Opinion("absent", 1.0, 0.0), SAME, None, on_host(there), f"{who} gives none")
+    text = f"has shape {list(result.shape)}, the reference {list(wide.shape)}"
+    return Judged(slot, Opinion("shape", 1.0, 0.0), SAME, None, on_host(result), text)
+
+
+def _vector_op(base: str) -> str:
+    """The name under which precheck knows an op whose results are vectors: `_linalg_eigh` → `Torch.linalg.eigh`."""
+    return "Torch." + base.lstrip("_").replace("linalg_", "linalg.", 1)

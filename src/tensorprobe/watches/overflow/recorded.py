@@ -1,0 +1,323 @@
+"""The question asked of a run on disk, of any layout and any number of ranks: where was the first NaN or infinity born?
+
+In: a run, or the folder of a watch. Out: an `OverflowResult`. Each rank is gone through in execution order with the same rules as
+a watch; across ranks the order is by step, then by how many collectives a rank had begun, then by the number of the call.
+Statistics are enough; where values were recorded, births are replayed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.errors import NoData, RunDamaged, RunNotFound, SettingsError
+from tensorprobe.model import Slot, Summary
+from tensorprobe.model.call import forward_name
+from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.model.overflow import Arrival, Birth, Kind, NearLimit, OverflowReport
+from tensorprobe.model.stack import Frame
+from tensorprobe.numerics.peak import LIMITS, greatest_finite
+from tensorprobe.numerics.summary import Moments
+from tensorprobe.record import Run, open_run
+from tensorprobe.record.lines import Damage
+from tensorprobe.record.stored import StoredCall, StoredSlot
+from tensorprobe.settings import parse_numbers
+from tensorprobe.version import VERSION
+from tensorprobe.watches.overflow.facts import Facts
+from tensorprobe.watches.overflow.ledger import Finding, Ledger
+from tensorprobe.watches.overflow.merging import merge_findings, merge_watches
+from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult
+from tensorprobe.watches.overflow.rules import Seen
+
+_RING = 16
+
+
+def find_overflow(
+    path: str | os.PathLike[str] | Run,
+    *,
+    steps: Any = None,
+    ranks: Any = None,
+    allow: str | Iterable[str] = (),
+    near: float | None = None,
+    replay: bool = True,
+) -> OverflowResult:
+    """The births of a recorded run, or of a watch that wrote into that folder, over all its ranks.
+
+    NoData when the run holds neither statistics nor values, NotFound for a step or rank that is not there.
+    """
+    if near is not None and not near > 1:
+        raise SettingsError(f"near is {near!r}; it is a factor greater than 1.")
+    if not isinstance(path, Run):
+        folder = Path(path)
+        if folder.is_dir() and any(folder.glob("overflow.rank*.json")):
+            return OverflowResult(merge_watches(folder))
+        try:
+            path = open_run(folder)
+        except RunNotFound as error:
+            raise RunNotFound(f"{error}\n  Nor does it hold the findings of an overflow watch.") from None
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    return OverflowResult(_Search(path, allowed, near, replay).report(steps, ranks))
+
+
+class _Search:
+    """Goes through a run."""
+
+    def __init__(self, run: Run, allow: tuple[str, ...], near: float | None, replay: bool) -> None:
+        self._run, self._allow, self._near, self._replay = run, allow, near, replay
+        self._ledgers: dict[int, Ledger] = {}
+        self._notes: Counter[str] = Counter()
+        self._calls = self._slots = self._known = 0
+
+    def report(self, steps: Any, ranks: Any) -> OverflowReport:
+        run = self._run
+        wanted = [
+            None if given is None else parse_numbers(given, key) for given, key in ((steps, "steps"), (ranks, "ranks"))
+        ]
+        for step in wanted[0] or ():
+            run.segments(step)
+        for rank in wanted[1] or ():
+            run.segments(rank=rank)
+        for step, rank in run.segments():
+            if (wanted[0] is None or step in wanted[0]) and (wanted[1] is None or rank in wanted[1]):
+                ledger = self._ledgers.setdefault(rank, Ledger(self._allow))
+                _Rank(self, ledger, step, rank).go()
+        if self._slots and not self._known:
+            raise NoData(
+                f"'{run.path}' holds neither statistics nor values of floating-point tensors, so nothing can be said.\n"
+                "  Capture it with mode='summary' or mode='tensor'."
+            )
+        births, arrivals = merge_findings([ledger.findings for ledger in self._ledgers.values()])
+        if self._replay:
+            births = [self._judged(birth) for birth in births]
+        intended: Counter[str] = Counter()
+        for ledger in self._ledgers.values():
+            ledger.begin_step()
+            intended.update(ledger.intended)
+        return OverflowReport(
+            schema_version=SCHEMA_VERSION,
+            tool=VERSION,
+            source=str(run.path),
+            ranks=sorted(self._ledgers),
+            calls=self._calls,
+            exit_code=1 if births or arrivals else 0 if self._calls else 2,
+            births=births,
+            arrivals=arrivals,
+            near=[near for ledger in self._ledgers.values() for near in ledger.near.values()],
+            intended=dict(intended.most_common()),
+            skipped_by_scaler=[],
+            last_calls={},
+            left_out=sum(ledger.left_out for ledger in self._ledgers.values()),
+            closed=run.closed,
+            notes=[f"{note} ({count} times)" if count > 1 else note for note, count in self._notes.items()],
+        )
+
+    def _judged(self, birth: Birth) -> Birth:
+        """With a verdict, where the values are in the record."""
+        call = self._run.find(birth.call, step=birth.step, rank=birth.rank, repeat=birth.repeat)[0]
+        forward = call
+        if birth.direction == "backward":
+            name = forward_name(birth.call)
+            if name not in self._run.names(birth.step, birth.rank, on_damage="skip"):
+                return msgspec.structs.replace(birth, reason="its forward was not recorded")
+            forward = self._run.call(name, birth.step, birth.rank)
+        if forward.model.args is None and forward.model.kwargs is None:
+            return msgspec.structs.replace(birth, reason="its arguments were not recorded, only its tensors")
+        if not all(slot.has_data for slot in (*forward.inputs, *call.inputs)) or not _float_data(call):
+            return msgspec.structs.replace(birth, reason="its values were not recorded: capture with mode='tensor'")
+        from tensorprobe.watches.overflow.replaying import replay_verdict
+
+        inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
+        found = {slot.name: slot.tensor() for slot in call.slots if slot.side != "input" and slot.has_data}
+        gradients = None
+        if forward is not call:
+            gradients = {f"output{slot.name[5:]}": slot.tensor().clone() for slot in call.inputs}
+        judged = replay_verdict(forward.model, inputs, found, gradients=gradients)
+        return msgspec.structs.replace(birth, verdict=judged.verdict, reason=judged.reason)
+
+
+class _Rank:
+    """One rank in one step."""
+
+    def __init__(self, search: _Search, ledger: Ledger, step: int, rank: int) -> None:
+        self._search, self._ledger = search, ledger
+        self._step, self._rank = step, rank
+        self._epoch = 0
+        self._last: list[str] = []
+        self._makers: dict[Any, str] = {}
+
+    def go(self) -> None:
+        search, run = self._search, self._search._run
+        self._ledger.begin_step()
+        source = run.segment(self._step, self._rank).source
+        for item in run.segment(self._step, self._rank).calls():
+            if isinstance(item, Damage):
+                search._notes["a damaged line of the run was passed over"] += 1
+                continue
+            line, model = item
+            call = StoredCall(model, step=self._step, rank=self._rank, index=line, run=run.path, source=source)
+            search._calls += 1
+            self._look(call)
+            self._last = [*self._last[1 - _RING :], call.name]
+
+    def _look(self, call: StoredCall) -> None:
+        given: list[Facts] = []
+        made: list[Facts] = []
+        for slot in call.slots:
+            facts = self._facts(slot)
+            if facts is not None:
+                (
+                    given
+                    if slot.side == "input" or (slot.side == "parameters" and call.direction == "forward")
+                    else made
+                ).append(facts)
+        seen = Seen(call.name, call.op, call.module, call.model.args, call.model.kwargs, given, made)
+        if not all(facts.clean for facts in made):
+            self._judge(call, seen)
+        else:
+            self._look_at_limits(call, made)
+        for facts in made:
+            self._makers[facts.key] = call.name
+        self._epoch += call.name.startswith("Distributed.")
+
+    def _judge(self, call: StoredCall, seen: Seen) -> None:
+        def make_birth(kind: Kind) -> Finding:
+            return Finding(self._birth(call, seen, kind))
+
+        def make_arrival(facts: Facts) -> Finding:
+            return Finding(self._arrival(call, seen, facts))
+
+        self._ledger.judge(seen, make_birth, make_arrival)
+
+    def _look_at_limits(self, call: StoredCall, made: list[Facts]) -> None:
+        near = self._search._near
+        for facts in made if near is not None else ():
+            limit = greatest_finite(facts.dtype)
+            greatest = max((abs(end) for end in facts.moments[:2] if math.isfinite(end)), default=0.0)
+            if near is not None and greatest >= limit / near:
+                found = NearLimit(
+                    call=call.name, module=call.module, step=self._step, rank=self._rank, dtype=facts.dtype,
+                    greatest=greatest, limit=limit, times=1,
+                )  # fmt: skip
+                self._ledger.add_near(found)
+
+    def _facts(self, slot: StoredSlot) -> Facts | None:
+        if slot.dtype not in LIMITS or slot.skipped is not None:
+            return None
+        self._search._slots += 1
+        moments = _moments(slot)
+        if moments is None:
+            return None
+        self._search._known += 1
+        key = slot.digest or (slot.dtype, slot.shape, moments)
+        gradient = slot.call.direction == "backward" or slot.side == "parameters"
+        never_mask = gradient or (slot.grad and self._may_be_weight(slot, key))
+        return Facts(
+            slot.name, slot.dtype, slot.shape, moments, key, slot.tensor if slot.has_data else None, never_mask
+        )
+
+    def _may_be_weight(self, slot: StoredSlot, key: Any) -> bool:
+        """Of a tensor that requires a gradient: whether no call has made it, or one has changed it in place."""
+        return key not in self._makers if slot.side == "input" else slot.call.op.endswith("_")
+
+    def _birth(self, call: StoredCall, seen: Seen, kind: Kind) -> Birth:
+        makers = {facts.slot: self._makers[facts.key] for facts in seen.inputs if facts.key in self._makers}
+        return Birth(
+            number=0,
+            call=call.name,
+            op=call.op,
+            direction=call.direction,
+            kind=kind,
+            module=call.module,
+            step=self._step,
+            rank=self._rank,
+            index=call.index,
+            repeat=call.repeat,
+            epoch=self._epoch,
+            outputs=[_born(facts) for facts in seen.outputs if not facts.clean],
+            inputs=[facts.extent(makers.get(facts.slot)) for facts in seen.inputs],
+            frames=self._frames(call),
+            chain=list(dict.fromkeys(makers.values())),
+            before=self._last,
+            spread=[],
+            spread_count=0,
+            verdict="unknown",
+            reason="not replayed",
+            script=None,
+            note="",
+        )
+
+    def _arrival(self, call: StoredCall, seen: Seen, facts: Facts) -> Arrival:
+        return Arrival(
+            call=call.name,
+            slot=facts.slot,
+            what="gradient" if call.direction == "backward" else "parameter" if _is_parameter(call, facts) else "input",
+            module=call.module,
+            step=self._step,
+            rank=self._rank,
+            index=call.index,
+            epoch=self._epoch,
+            dtype=facts.dtype,
+            shape=list(facts.shape),
+            nan=facts.moments.nan,
+            inf=facts.moments.inf,
+            frames=self._frames(call),
+            spread=[],
+            spread_count=0,
+        )
+
+    def _frames(self, call: StoredCall) -> list[Frame]:
+        try:
+            stack = self._search._run.stack(call)
+        except RunDamaged:
+            self._search._notes["stacks of the run cannot be read"] += 1
+            return []
+        return [] if stack is None else list(stack.frames)
+
+
+def _moments(slot: StoredSlot) -> Moments | None:
+    """The statistics of the record; of values without any, or without counts, they are computed."""
+    summary = slot.summary
+    if summary is not None and _tells_counts(summary, slot.model):
+        high, low, mean, norm = (float(figure) for figure in (summary.max, summary.min, summary.mean, summary.norm))
+        return Moments(high, low, mean, norm, summary.nan, summary.inf)
+    if not slot.has_data:
+        return None if summary is None else _guessed(summary, slot.model)
+    from tensorprobe.numerics.summary import summarize_buffer
+
+    return summarize_buffer(slot.buffer(), DTYPES[slot.dtype])
+
+
+def _tells_counts(summary: Summary, slot: Slot) -> bool:
+    """Whether its counts of NaN and infinities are counts: layouts of older tools have none, and leave them 0."""
+    ends = (float(summary.max), float(summary.min))
+    return not slot.count or bool(summary.nan or summary.inf) or all(math.isfinite(end) for end in ends)
+
+
+def _guessed(summary: Summary, slot: Slot) -> Moments:
+    """From maximum and minimum alone: that there are some, not how many."""
+    high, low, mean, norm = (float(figure) for figure in (summary.max, summary.min, summary.mean, summary.norm))
+    nan = int(math.isnan(high) or math.isnan(low))
+    return Moments(high, low, mean, norm, nan, int(math.isinf(high) or math.isinf(low)))
+
+
+def _born(facts: Facts) -> Any:
+    if facts.values is None:
+        return facts.born()
+    from tensorprobe.watches.overflow.tensors import places_of
+
+    return facts.born(*places_of(facts.values()))
+
+
+def _is_parameter(call: StoredCall, facts: Facts) -> bool:
+    slot = next(slot for slot in call.slots if slot.name == facts.slot)
+    return slot.side == "parameters" or (slot.grad and call.module != "" and slot.name != "input.0")
+
+
+def _float_data(call: StoredCall) -> bool:
+    return all(slot.has_data for slot in call.slots if slot.dtype in LIMITS and slot.skipped is None)

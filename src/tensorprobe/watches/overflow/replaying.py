@@ -1,0 +1,129 @@
+"""Normal or abnormal: a call that overflowed, run alone on the CPU, in its own dtype and in a wider one.
+
+In: the call as a record has it, its inputs, what the device gave. Out: a verdict with its reason. If the CPU overflows in
+the same dtype the numbers are that large: normal. If it does not, the device is wrong: abnormal. Nothing of the process is
+changed: random generators, autocast and modes are as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from tensorprobe.judge.families import Family, family_of
+from tensorprobe.model import Call
+from tensorprobe.model.overflow import Verdict
+from tensorprobe.numerics.peak import greatest_finite
+from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.once import Replay
+from tensorprobe.replay.runs import said
+from tensorprobe.taps.alone import private_graph, unseen
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Judgement(NamedTuple):
+    """`overflows`: whether the exact result is beyond the dtype, or not finite; None when that is not known."""
+
+    verdict: Verdict
+    reason: str
+    overflows: bool | None = None
+
+
+def replay_verdict(
+    call: Call,
+    inputs: Tensors,
+    found: Tensors | None = None,
+    *,
+    gradients: Tensors | None = None,
+    device: str = "cpu",
+) -> Judgement:
+    """Judge a forward call, or with the `gradients` of its outputs (by slot: output.0) its backward.
+
+    `found` is what the device gave, by slot: outputs, or gradients of the inputs. Without it the call is run on `device` now.
+    """
+    with _undisturbed():
+        try:
+            mine = _results(call, inputs, gradients, "cpu", "own")
+            theirs = found if found is not None else _results(call, inputs, gradients, device, "own")
+        except CannotReplay as reason:
+            return Judgement("unknown", f"it cannot be run alone: {reason}")
+        except Exception as error:  # whatever an op may raise on the CPU: the reason stands in the report
+            return Judgement("unknown", f"it cannot be run alone: {said(error)}")
+        wide, precision = _wide(call, inputs, gradients)
+        return _judge(call, mine, theirs, wide, precision)
+
+
+def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision: str) -> Judgement:
+    troubled = {slot: tensor for slot, tensor in theirs.items() if _peak(tensor) is not None and not _fits(tensor)}
+    if not troubled:
+        return Judgement("normal", "the result is finite", False)
+    for slot, tensor in troubled.items():
+        own = mine.get(slot)
+        if own is None:  # a part of the backward: run alone, the whole is seen
+            bad = [name for name, result in mine.items() if not _fits(result)]
+            slot = next(iter(bad or mine))
+            own = mine[slot]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        limit = greatest_finite(dtype)
+        exact = wide.get(slot)
+        largest = None if exact is None else _peak(exact)
+        if own.isfinite().all() and not (largest is not None and largest > limit):
+            if family_of(call.op) & Family.RANDOM:
+                return Judgement("unknown", "it draws random numbers: run alone it draws others")
+            value = f"up to {_peak(own):.4g}"
+            return Judgement("abnormal", f"the CPU gives finite numbers in {dtype}, {value} in {slot}", False)
+        if largest is not None and largest == largest and largest != float("inf"):
+            why = f"{slot} goes up to {largest:.4g} in {precision}, beyond {limit:.5g}, the greatest {dtype}"
+            if largest <= limit:
+                why = f"on the CPU it overflows in {dtype} too; in {precision} it goes up to {largest:.4g}"
+            return Judgement("normal", why, True)
+        return Judgement("normal", f"{slot} is not finite in {precision} either: it is so by mathematics", True)
+    raise AssertionError("unreachable: troubled is not empty")
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Whether all is finite and below the limit of the dtype."""
+    peak = _peak(tensor)
+    return peak is not None and peak < torch.finfo(tensor.dtype).max
+
+
+def _peak(tensor: torch.Tensor) -> float | None:
+    """The greatest magnitude, NaN when there is one; None for what is not floating."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    values = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    return float(values.double().abs().amax()) if values.numel() else 0.0
+
+
+def _wide(call: Call, inputs: Tensors, gradients: Tensors | None) -> tuple[Tensors, str]:
+    """The results in float64, or in float32 where the op has no such kernel; nothing where it has neither."""
+    for precision, name in (("double", "float64"), ("single", "float32")):
+        with contextlib.suppress(Exception):  # no such kernel: a narrower reference, or none, and the reason says less
+            return _results(call, inputs, gradients, "cpu", precision), name
+    return {}, "float64"
+
+
+def _results(call: Call, inputs: Tensors, gradients: Tensors | None, device: str, precision: str) -> Tensors:
+    replay = Replay(call, inputs, device=device, precision=precision)
+    results = replay.outputs if gradients is None else replay.gradients(gradients)
+    if not results:
+        raise CannotReplay("it gives no gradient" if gradients is not None else "it gives no tensor")
+    return {slot: tensor.detach().cpu() for slot, tensor in results.items()}
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    with (
+        unseen(),
+        private_graph(),
+        torch.random.fork_rng(devices=[]),
+        torch.autocast("cpu", enabled=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield

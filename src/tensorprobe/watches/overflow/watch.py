@@ -1,0 +1,333 @@
+"""The overflow watch: `with tensorprobe.overflow(model, out=...) as watch:` around whatever is to be watched.
+
+In: a program at work. Out: findings in memory and, as they happen, in the folder: `overflow.rank{R}.json`, the ring of the last
+calls, a script for each birth. Errors in the settings are raised before anything begins. In the training nothing of ours is
+raised but TrainingStopped, when it was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.arguments import Tensors
+from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
+from tensorprobe.model import Coverage
+from tensorprobe.model.overflow import Arrival, Birth, NearLimit, OverflowReport
+from tensorprobe.settings import demand_known, parse_bytes
+from tensorprobe.taps.probe import Probe
+from tensorprobe.taps.ranks import find_rank
+from tensorprobe.taps.sinks import Second, Taker
+from tensorprobe.version import VERSION
+from tensorprobe.watches.overflow.born import BornCall
+from tensorprobe.watches.overflow.describing import Describer
+from tensorprobe.watches.overflow.ledger import Finding, Ledger
+from tensorprobe.watches.overflow.looker import OverflowLooker
+from tensorprobe.watches.overflow.registrar import Registrar
+from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, report_path, ring_path, write_report
+from tensorprobe.watches.overflow.ring import RingFile
+from tensorprobe.watches.overflow.rules import MOVERS, Seen
+from tensorprobe.watches.overflow.tensors import facts_of
+
+MOST_BIRTHS = 100
+
+
+class OverflowWatch:
+    """A watch. It may be asked for its findings at any time; `step` ends a step where no optimizer does."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        out: str | os.PathLike[str] | None = None,
+        stop_after: int | None = None,
+        allow: str | Iterable[str] = (),
+        near: float | None = None,
+        ring: int = 64,
+        under_scaler: bool = False,
+        saturation: bool = True,
+        status: bool = True,
+        keep: str | Iterable[str] = (),
+        keep_bytes: int | str = "64M",
+        replay: bool = True,
+        on_birth: Callable[[BornCall], None] | None = None,
+        stop_with: Callable[[], Exception] | None = None,
+        overwrite: bool = False,
+        steps: Any = None,
+        ranks: Any = None,
+        rank: int | None = None,
+        steps_by: str = "optimizer",
+        ways: Any = None,
+    ) -> None:
+        _check(stop_after, near, ring)
+        self.out = None if out is None else Path(out)
+        self.rank = find_rank() if rank is None else rank
+        self._stop_after, self._replay, self._on_birth = stop_after, replay, on_birth
+        self._model, self._overwrite, self._ring_rows = model, overwrite, ring
+        self._stop_with = stop_with
+        self._notes: Counter[str] = Counter()
+        self._births = 0
+        self._ring: RingFile | None = None
+        self._closed = False
+        self._ledger = Ledger(_names(allow, "allow"), most=MOST_BIRTHS)
+        self._registrar = Registrar(
+            self._ledger,
+            rank=self.rank,
+            keep_bytes=parse_bytes(keep_bytes, "keep_bytes"),
+            near=near,
+            under_scaler=under_scaler,
+            on_new=self._settle,
+        )
+        self._make_looker = partial(
+            OverflowLooker, near=near, saturation=saturation, status=status, keep=_names(keep, "keep")
+        )
+        self._sink = _OverflowSink(self)
+        self._probe = Probe(
+            self.out or "overflow", model=model, rank=self.rank, sink=self._sink, steps=steps, ranks=ranks, steps_by=steps_by,
+            stacks=False, ways=ways,
+        )  # fmt: skip
+
+    def start(self) -> OverflowWatch:
+        """Begin. RunExists when the folder holds the findings of another watch, SettingsError when a probe is running."""
+        if self._probe.running:
+            return self
+        self._ring = RingFile(
+            None if self.out is None else _prepare(self.out, self.rank, self._overwrite), self._ring_rows
+        )
+        looker = self._make_looker(self._registrar, self._ring, self._ring_rows)
+        self._registrar.looker = self._sink.looker = looker
+        self._registrar.describer = Describer(looker, self.rank, self._model, self._ring.lines)
+        try:
+            self._probe.start()
+        except BaseException:
+            self._ring.close()
+            raise
+        self._write()
+        return self
+
+    def stop(self) -> OverflowResult:
+        """End, and take away everything that was installed."""
+        if self._probe.running:
+            self._probe.stop()
+        return self.result
+
+    def step(self) -> None:
+        """Say that a training step has ended."""
+        self._probe.step()
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """After the end: the next number of each op."""
+        return self._probe.numbers
+
+    def __enter__(self) -> OverflowWatch:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def births(self) -> list[Birth]:
+        """Calls that gave birth to something not finite, in the order in which they did."""
+        return self._ledger.births
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """What was not finite when it came in."""
+        return self._ledger.arrivals
+
+    @property
+    def near(self) -> list[NearLimit]:
+        """Outputs near to the limit of their dtype, if that was asked for."""
+        return list(self._ledger.near.values())
+
+    @property
+    def result(self) -> OverflowResult:
+        """The answer so far."""
+        return OverflowResult(self._described())
+
+    @property
+    def report(self) -> str:
+        """The answer so far, as text."""
+        return str(self.result)
+
+    def _described(self) -> OverflowReport:
+        births, arrivals = self.births, self.arrivals
+        calls = 0 if self._ring is None else self._registrar.looker.calls
+        notes = [f"{note} ({count} times)" if count > 1 else note for note, count in self._notes.items()]
+        return OverflowReport(
+            schema_version=SCHEMA_VERSION,
+            tool=VERSION,
+            source="" if self.out is None else str(self.out),
+            ranks=[self.rank],
+            calls=calls,
+            exit_code=1 if births or arrivals else 0 if calls else 2,
+            births=births,
+            arrivals=arrivals,
+            near=self.near,
+            intended=dict(self._ledger.intended.most_common()),
+            skipped_by_scaler=self._registrar.scaler.skipped,
+            last_calls={},
+            left_out=self._ledger.left_out,
+            closed=self._closed,
+            notes=notes,
+        )
+
+    def _write(self) -> None:
+        """Put the findings on disk as they are. A full disk must not end the training: it is said at the end."""
+        if self.out is None:
+            return
+        try:
+            write_report(self.out, self.rank, self._described())
+        except OSError as error:
+            self._notes[f"the findings could not be written: {error}"] += 1
+
+    def _settle(self, new: list[Finding]) -> None:
+        """Findings that are sure now: replay them, save them, tell whoever wants to know, and stop if that was asked for."""
+        self._write()
+        for finding in new:
+            if isinstance(finding.fact, Birth):
+                self._judge(finding)
+        self._write()
+        self._births += sum(isinstance(finding.fact, Birth) for finding in new)
+        if self._stop_after is not None and self._births >= self._stop_after:
+            self._registrar.looker.stop = self._stopped(new[-1].fact) if self._stop_with is None else self._stop_with()
+
+    def _stopped(self, last: Birth | Arrival) -> TrainingStopped:
+        births = "1 birth" if self._births == 1 else f"{self._births} births"
+        see = "" if self.out is None else f"\n  See them: tensorprobe overflow {self.out}"
+        return TrainingStopped(
+            f"stopped after {births}, the last in {last.call}, step {last.step}, rank {last.rank}.{see}"
+        )
+
+    def _judge(self, finding: Finding) -> None:
+        from tensorprobe.watches.overflow.settling import judge_birth
+
+        folder = None if self.out is None else self.out / "births" / f"rank{self.rank}"
+        judge_birth(finding, folder, replay=self._replay, notes=self._notes)
+        if self._on_birth is not None and finding.born is not None:
+            try:
+                self._on_birth(finding.born)
+            except Exception as error:
+                self._notes[f"on_birth raised {type(error).__name__}: {error}"] += 1
+        if finding.born is not None:
+            self._registrar.keeper.let_go(finding.born)
+            finding.born = None
+
+    def _close(self, coverage: dict[str, Any]) -> None:
+        self._registrar.begin_step()
+        covered = msgspec.convert(coverage, Coverage)
+        if covered.failed:
+            self._notes[f"{covered.failed:,} calls could not be looked at. First: {covered.first_error}"] += 1
+        for spot, count in covered.blind_spots.items():
+            self._notes[f"{spot} ({count})"] += 1
+        self._notes.update(dict.fromkeys(covered.notes, 1))
+        self._closed = True
+        self._write()
+        if self._ring is not None:
+            self._ring.close()
+
+
+class _OverflowSink:
+    """Takes the place of a run's writer. Most calls go to the looker; collectives come here."""
+
+    def __init__(self, watch: OverflowWatch) -> None:
+        self._watch = watch
+        self._step = 0
+        self.second: Second | None = None
+        self.failure: str | None = None
+        self.taker: Taker = _FactsTaker()
+        self.looker: OverflowLooker | None = None
+
+    def step(self, step: int) -> None:
+        self._step = step
+        self._watch._registrar.begin_step()
+
+    def stack(self, number: int, frames: Any) -> None:
+        """None is asked for."""
+
+    def call(self, event: tuple[Any, ...]) -> None:
+        name, module, slots = event[1], event[3], event[12]
+        op = name.rsplit(".", 2)[0]
+        if op.startswith("Distributed.") and name.endswith(".forward"):
+            inputs = [facts for facts in slots if not facts.slot.startswith("output")]
+            outputs = [facts for facts in slots if facts.slot.startswith("output")]
+            seen = Seen(name, op, module, None, None, inputs, outputs)
+            reduces = not op.rpartition(".")[2].startswith(tuple(MOVERS))
+            self._watch._registrar.collective(seen, self._step, reduces=reduces)
+
+    def drop(self, tokens: list[int]) -> None:
+        """There are none."""
+
+    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
+        self._watch._close(coverage)
+
+
+class _FactsTaker:
+    """Facts of the tensors of collectives. Nothing is copied."""
+
+    def __init__(self) -> None:
+        self.summary_only = False
+        self.slots = 0
+        self.skipped: Counter[str] = Counter()
+
+    @property
+    def bytes_seen(self) -> int:
+        return 0
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
+        found = [facts_of(slot, tensor) for slot, tensor in tensors if not (but and slot.startswith(but))]
+        self.slots += len(found)
+        return [facts for facts in found if facts is not None]
+
+    def tokens(self, slots: list[Any]) -> list[int]:
+        return []
+
+
+def overflow(model: Any = None, **settings: Any) -> OverflowWatch:
+    """A watch over everything inside the `with`; see OverflowWatch for the settings."""
+    if isinstance(model, (str, os.PathLike)):
+        raise SettingsError(
+            f"tensorprobe.overflow watches a training; the first argument is its model, not {os.fspath(model)!r}. "
+            "For a recorded run: the command tensorprobe overflow RUN."
+        )
+    demand_known(settings, list(signature(OverflowWatch).parameters)[1:])
+    return OverflowWatch(model, **settings)
+
+
+def _prepare(out: Path, rank: int, overwrite: bool) -> Path:
+    """Make the folder; where the ring goes. RunExists when it holds the findings of another watch."""
+    if report_path(out, rank).exists() and not overwrite:
+        raise RunExists(f"{str(out)!r} holds the findings of another watch. Take another folder, or overwrite=True.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"nothing can be written to out {str(out)!r}: {error.strerror}.") from None
+    return ring_path(out, rank)
+
+
+def _check(stop_after: int | None, near: float | None, ring: int) -> None:
+    if stop_after is not None and (not isinstance(stop_after, int) or stop_after < 1):
+        raise SettingsError(
+            f"stop_after is {stop_after!r}; it must be a number of births, at least 1, or None to go on."
+        )
+    if near is not None and not near > 1:
+        raise SettingsError(
+            f"near is {near!r}; it is a factor greater than 1: near=2 tells of outputs beyond half of the limit."
+        )
+    if not isinstance(ring, int) or not 1 <= ring <= 1 << 20:
+        raise SettingsError(f"ring is {ring!r}; it is how many of the last calls are kept, from 1 to {1 << 20}.")
+
+
+def _names(given: str | Iterable[str], key: str) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) and name for name in names):
+        raise SettingsError(f"{key} takes names of ops, calls or modules, with globs; got {given!r}.")
+    return names

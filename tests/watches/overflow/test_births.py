@@ -1,0 +1,70 @@
+"""Planted births are named exactly, and nothing else is: the table of bench/overflow.py on the CPU and with two ranks.
+
+The programs, each with what must be told of it, stand in `bench/overflow_*.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import warm
+from tests.watches.overflow.births import (
+    ANYWHERE,
+    RANKS,
+    Outcome,
+    Planted,
+    Watching,
+    assert_told,
+    fp16_attention,
+    run_ranks,
+    watch_planted,
+)
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_a_planted_birth_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    assert_told(watch_planted(ANYWHERE[name], tmp_path))
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """All programs of two ranks, run once."""
+    return {outcome.name: outcome for outcome in run_ranks(tmp_path_factory.mktemp("ranks"), warm.Popen)}
+
+
+@pytest.mark.xdist_group("births on two ranks")
+@pytest.mark.parametrize("name", RANKS)
+def test_a_birth_on_one_of_two_ranks_is_named_once(name: str, of_ranks: dict[str, Outcome]) -> None:
+    assert_told(of_ranks[name])
+
+
+def test_the_table_is_large_enough_and_has_all_kinds() -> None:
+    planted = [*ANYWHERE.values(), *RANKS.values()]
+    births = [birth for each in planted for birth in each.births]
+    assert len(births) >= 25
+    assert {birth.split()[1] for birth in births} == {"nan", "inf"}
+    assert any(each.arrivals for each in planted) and any(each.skipped for each in planted)
+    assert any(not each.births and not each.arrivals and not each.skipped for each in planted)
+
+
+def test_what_was_not_expected_or_not_told_is_counted(tmp_path: Path) -> None:
+    """The table itself can fail."""
+    wrong = Planted("wrong", fp16_attention, births=("Torch.exp.0.forward inf",))
+    outcome = watch_planted(wrong, tmp_path)
+    assert not outcome.exact
+    assert outcome.missed == ["Torch.exp.0.forward inf"]
+    assert outcome.false == ["Tensor.matmul.0.forward inf"]
+
+
+def test_a_program_that_raises_is_not_taken_for_silence(tmp_path: Path) -> None:
+    def failing(watching: Watching) -> None:
+        with watching():
+            raise ZeroDivisionError(math.inf)
+
+    with pytest.raises(ZeroDivisionError):
+        watch_planted(Planted("failing", failing), tmp_path)

@@ -1,0 +1,31 @@
+"""What is planted is named: the call, the kind, or that it came in; and what is meant is not blamed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from tensorprobe.watches.overflow import OverflowWatch
+from tests.watches.overflow.plants import MODEL, PLANTS
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_is_planted_is_named(name: str) -> None:
+    program, expected = PLANTS[name]
+    with torch.no_grad():
+        MODEL.weight[0, 0] = float("nan")
+    with OverflowWatch(MODEL) as watch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a variance of one number
+        program()
+    if expected is None:
+        assert (watch.births, watch.arrivals) == ([], [])
+    elif isinstance(expected, str):
+        assert watch.births == []
+        assert f"came in: {watch.arrivals[0].what}" == expected
+        assert watch.arrivals[0].spread_count > 0
+    else:
+        assert [(birth.call, birth.kind) for birth in watch.births] == [expected]
+        assert watch.arrivals == []
+    assert watch.result.exit_code == (0 if expected is None else 1)
