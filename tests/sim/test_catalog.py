@@ -37,9 +37,9 @@ def test_there_are_enough_and_all_are_sound() -> None:
 
 @pytest.mark.parametrize("entry", ALONE, ids=lambda entry: entry.name)
 def test_the_first_difference_is_where_the_truth_says(npu: str, entry: CatalogFault) -> None:
-    right, right_losses = right_run(entry.model, entry.steps)
+    right, _ = right_run(entry.model, entry.steps)
     with sim.installed([entry.fault]) as handles:
-        wrong, wrong_losses = tracing.trace(workload(entry.model, npu), entry.steps)
+        wrong, _ = tracing.trace(workload(entry.model, npu), entry.steps)
     assert handles[0].fired
     truth = entry.truth
     assert truth is not None
@@ -48,7 +48,9 @@ def test_the_first_difference_is_where_the_truth_says(npu: str, entry: CatalogFa
     call, wrong_call = tracing.first_difference(right.calls, wrong.calls)
     assert (call.api, call.step) == (truth.api, truth.step)
     assert bool(wrong_op.error) == bool(wrong_call.error) == truth.raises
-    assert right_losses != wrong_losses or call.api.endswith("backward") or "foreach" in call.api
+    # The loss itself may round to the same number: that later calls see the fault is what every processor shows.
+    spread = sum(a.digest != b.digest for a, b in zip(right.calls, wrong.calls, strict=False))
+    assert spread > 1 or truth.raises or call.api.endswith("backward") or "foreach" in call.api
 
 
 def test_nondeterminism_differs_between_two_runs(npu: str) -> None:
