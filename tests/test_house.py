@@ -19,12 +19,13 @@ import tensorprobe
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tensorprobe"
 
-BASE = {"fast", "errors", "model", "ops", "settings", "text", "torch_names", "arguments"}
+BASE = {"fast", "errors", "model", "ops", "settings", "text", "torch_names", "arguments", "registry"}
 STORED = BASE | {"numerics", "record"}
 SEES_CALLS = STORED | {"judge", "report", "replay", "work"}
 MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
+    "registry": set(),
     "fast": {"numerics"},
     "model": {"errors"},
     "ops": {"errors", "model"},
@@ -53,6 +54,7 @@ OPEN_TO_ALL = {"_fast", "version"}
 WITHOUT_TORCH = {
     "version",
     "errors",
+    "registry",
     "model",
     "ops",
     "settings",

@@ -9,6 +9,7 @@ from tensorprobe.record.lines import Damage
 from tensorprobe.record.reader import open_run
 from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall, StoredSlot
+from tensorprobe.registry import register_reader
 
 __all__ = [
     "Damage",
@@ -19,5 +20,6 @@ __all__ = [
     "Verification",
     "export_run",
     "open_run",
+    "register_reader",
     "verify_run",
 ]

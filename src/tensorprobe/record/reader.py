@@ -8,14 +8,12 @@ Only the manifest, the parts of the ranks and the names of folders are read; nei
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from tensorprobe.errors import RunDamaged, RunNotFound, UnsupportedVersion
-from tensorprobe.legacy.layouts import describe_folder
 from tensorprobe.model import Manifest, RankPart
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION
 from tensorprobe.record.blob import MappingPool
@@ -42,30 +40,25 @@ class _Version(msgspec.Struct):
 
 
 def open_run(path: str | Path, data: str | Path | None = None) -> Run:
-    """The run in the folder `path`, or the dump of another tool that is there: a folder, or the file that is its index.
+    """Return the run in the folder `path`, or another tool's dump there: a folder, or the file that is its index.
 
-    `data` is the folder with the values of a dump of ptdbg_ascend, when it is not the one beside its pkl.
-    A run whose recording process was killed is opened all the same (`run.closed` is False). When its recorder is still
-    writing what the dead process left behind, this waits for it, ten seconds at most.
+    `data` is the folder with the values of a dump of ptdbg_ascend, if that is not the one beside its pkl.
+    A run whose recording process was killed is opened too (`run.closed` is False). If its recorder is still writing
+    what the dead process left behind, this waits for it, at most ten seconds.
     """
     root = Path(path)
     if data is None and (root / "manifest.json").exists():
         return _open_native(root)
-    # Imported here: a recorder, which starts with each capture, does without them.
-    from tensorprobe.legacy.layouts import checker, msprobe, ptdbg
+    # Imported here: a recorder, which starts with each capture, does without it.
+    from tensorprobe.record.foreign import open_foreign
 
-    if data is not None:
-        return ptdbg.open_run(root, data)
-    openers: tuple[Callable[[Path], Run | None], ...] = (
-        ptdbg.open_ptdbg,
-        checker.open_checker,
-        msprobe.open_msprobe,
-    )
-    for open_other in openers:  # each gives a Run, or None when the path is no dump of its tool
-        run = open_other(root)
-        if run is not None:
-            return run
-    return _open_native(root)
+    run = open_foreign(root, None if data is None else Path(data))
+    if run is None and data is not None:
+        raise RunNotFound(
+            f"no dump at '{root}' whose values may be in '{data}'. "
+            "Pass a pkl of ptdbg_ascend, or a folder with rank0, rank1, … that hold one each."
+        )
+    return _open_native(root) if run is None else run
 
 
 def _open_native(root: Path) -> Run:
@@ -94,12 +87,12 @@ def _read_manifest(root: Path) -> Manifest:
     try:
         raw = read_small_file(root, "manifest.json", limit=_MAX_JSON)
     except FileNotFoundError:
-        raise RunNotFound(f"no run in '{root}' (no manifest.json).{describe_folder(root)}") from None
+        raise RunNotFound(f"no run in '{root}' (no manifest.json).{_describe(root)}") from None
     found = _decode(raw, _Version, root / "manifest.json")
     if found.format != FORMAT_NAME:
         raise RunNotFound(
             f"no run in '{root}': its manifest.json has format {found.format[:40]!r}, not {FORMAT_NAME!r}."
-            f"{describe_folder(root)}"
+            f"{_describe(root)}"
         )
     if found.version > FORMAT_VERSION:
         raise UnsupportedVersion(
@@ -112,6 +105,12 @@ def _read_manifest(root: Path) -> Manifest:
     if nesting_exceeds(manifest.settings, MAX_NESTING):
         raise RunDamaged(f"'{root / 'manifest.json'}' has settings nested more than {MAX_NESTING} deep; no run does.")
     return manifest
+
+
+def _describe(root: Path) -> str:
+    from tensorprobe.record.foreign import describe_folder
+
+    return describe_folder(root)
 
 
 def _read_parts(root: Path) -> dict[int, RankPart]:

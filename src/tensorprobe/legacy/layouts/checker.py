@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timezone
 from pathlib import Path
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound
 from tensorprobe.legacy.layouts.checker_segment import CheckerFile, CheckerSegment
-from tensorprobe.model import Coverage, Manifest, RankPart
 from tensorprobe.record.files import list_names, open_file
+from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.run import Run
 
 TOOL = "api_accuracy_checker"
@@ -27,8 +26,10 @@ _SHOWN = 5
 _NOTE = "a dump of api_accuracy_checker holds inputs alone, and does not say which calls were left out of it"
 
 
-def open_checker(path: Path) -> Run | None:
-    """The dump at `path`, None when it is not one of api_accuracy_checker."""
+def open_checker(path: Path, data: Path | None = None) -> Run | None:
+    """Return the dump at `path`; None when it is not one of api_accuracy_checker. Its values cannot be elsewhere."""
+    if data is not None:
+        return None
     if path.is_dir():
         names = list_names(path)
         tags = sorted({match[2] for name in names if (match := _NAME.fullmatch(name)) and match[1] != "stack"})
@@ -67,18 +68,9 @@ def _run(path: Path, files: dict[str, CheckerFile]) -> Run:
     head, written = _look(first)
     if head.lstrip()[:1] not in (b"{", b""):
         raise RunDamaged(f"'{first}' is not a JSON object; {TOOL} writes nothing else.")
-    manifest = Manifest(
-        format=TOOL,
-        version=1,
-        tool=TOOL,
-        torch="",
-        python="",
-        created=datetime.fromtimestamp(written, timezone.utc).isoformat(timespec="seconds"),
-        world_size=1,
-        settings={"mode": "tensor" if b'"datapath"' in head else "summary"},
-    )
-    part = RankPart(rank=0, pid=0, host="", device="", steps=[0], closed=True, coverage=Coverage(notes=[_NOTE]))
-    return Run(path, manifest, {0: part}, {(0, 0): CheckerSegment(files)}, one_rank=True)
+    settings = {"mode": "tensor" if b'"datapath"' in head else "summary"}
+    segments = {(0, 0): CheckerSegment(files)}
+    return foreign_run(path, TOOL, segments, written_s=written, settings=settings, note=_NOTE, one_rank=True)
 
 
 def _only(folder: Path, tags: list[str]) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.legacy.layouts.msprobe_segment import MsprobeSegment, Turn
-from tensorprobe.model import Coverage, Manifest, RankPart
 from tensorprobe.record.files import demand_folder, list_names, open_file
+from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.run import Run
 
 TOOL = "msprobe"
@@ -40,8 +39,10 @@ class _Head(NamedTuple):
     written: float
 
 
-def open_msprobe(path: Path) -> Run | None:
-    """The dump at `path`, None when it is not one of msprobe."""
+def open_msprobe(path: Path, data: Path | None = None) -> Run | None:
+    """Return the dump at `path`; None when it is not one of msprobe. Its values cannot be elsewhere."""
+    if data is not None:
+        return None
     root = path
     if path.name == INDEX and path.is_file():
         # The user chose the file, so it may be a link; its values are beside the true one.
@@ -71,32 +72,10 @@ def _open_many(path: Path) -> Run | None:
 
 
 def _run(path: Path, root: Path, found: dict[tuple[int, int], Parts], head: _Head, *, one_rank: bool) -> Run:
-    ranks = sorted({rank for _, rank in found})
-    manifest = Manifest(
-        format=TOOL,
-        version=1,
-        tool=TOOL,
-        torch="",
-        python="",
-        created=datetime.fromtimestamp(head.written, timezone.utc).isoformat(timespec="seconds"),
-        world_size=len(ranks),
-        settings={"mode": "tensor" if head.settings.get("task") == "tensor" else "summary", **head.settings},
-    )
-    parts = {
-        rank: RankPart(
-            rank=rank,
-            pid=0,
-            host="",
-            device="",
-            steps=sorted(step for step, other in found if other == rank),
-            closed=True,
-            coverage=Coverage(notes=[_NOTE]),
-        )
-        for rank in ranks
-    }
     turn = Turn()
     segments = {place: MsprobeSegment(root, folder, turn) for place, folder in found.items()}
-    return Run(path, manifest, parts, segments, one_rank=one_rank)
+    settings = {"mode": "tensor" if head.settings.get("task") == "tensor" else "summary", **head.settings}
+    return foreign_run(path, TOOL, segments, written_s=head.written, settings=settings, note=_NOTE, one_rank=one_rank)
 
 
 def _find_ranks(root: Path, step: int, parts: Parts) -> dict[tuple[int, int], Parts]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timezone
 from pathlib import Path
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, SettingsError
 from tensorprobe.legacy.layouts.ptdbg_segment import Place, PtdbgSegment
-from tensorprobe.model import Coverage, Manifest, RankPart
 from tensorprobe.record.files import demand_folder, list_names, open_file
+from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.run import Run
 
 __all__ = ["PtdbgSegment", "open_ptdbg", "open_run"]
@@ -74,24 +73,18 @@ def _run(path: Path, pkls: dict[int, Place], data: Path | None, *, one_rank: boo
             )
         if not data.is_dir():
             raise RunNotFound(f"no folder '{data}': data is the folder with the .npy files of '{path}'.")
-    created = max(map(_demand_text, pkls.values()))
+    written_s = max(map(_demand_text, pkls.values()))
     folders = {rank: _find_data(pkl) if data is None else Place(data, ()) for rank, pkl in pkls.items()}
-    manifest = Manifest(
-        format=TOOL,
-        version=1,
-        tool=TOOL,
-        torch="",
-        python="",
-        created=datetime.fromtimestamp(created, timezone.utc).isoformat(timespec="seconds"),
-        world_size=len(pkls),
+    return foreign_run(
+        path,
+        TOOL,
+        {(0, rank): PtdbgSegment(pkl, folders[rank]) for rank, pkl in pkls.items()},
+        written_s=written_s,
         settings={"mode": "tensor" if any(folders.values()) else "summary"},
+        note=_NOTE,
+        data=data,
+        one_rank=one_rank,
     )
-    parts = {
-        rank: RankPart(rank=rank, pid=0, host="", device="", steps=[0], closed=True, coverage=Coverage(notes=[_NOTE]))
-        for rank in pkls
-    }
-    segments = {(0, rank): PtdbgSegment(pkl, folders[rank]) for rank, pkl in pkls.items()}
-    return Run(path, manifest, parts, segments, data=data, one_rank=one_rank)
 
 
 def _find_pkls(path: Path, *parts: str) -> list[str]:
