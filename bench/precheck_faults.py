@@ -20,11 +20,11 @@ import torch
 
 import tensorprobe
 from tensorprobe import sim
-from tensorprobe.checks.check import CheckSettings, check_call, prepare
+from tensorprobe.checks.check import CheckSettings, check_call
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.measuring import measure, on_host
-from tensorprobe.replay.runs import DeviceRaised
+from tensorprobe.replay.runs import DeviceRaised, prepare
 from tensorprobe.sim.faults import Fault
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.models import workload
@@ -91,7 +91,7 @@ Results = dict[tuple[str, str], torch.Tensor] | str
 def results_of(call: StoredCall, settings: CheckSettings) -> Results:
     """What the device gives, forward and backward, or what it raised."""
     try:
-        runs, _ = prepare(call, settings)
+        runs, _ = prepare(call, settings.conditions())
         found = {("forward", name): on_host(output) for name, output in runs.device.outputs.items()}
         runs.check_backward(None)
         found |= {("backward", name): on_host(each) for name, each in runs.gradients.items()}

@@ -119,8 +119,6 @@ DEBT_ARROWS = {
     ("ptdbg_ascend", "taps"),
     ("ptdbg_ascend", "watches"),
     ("record", "legacy"),
-    ("replay", "checks"),
-    ("replay", "taps"),
     ("taps", "legacy"),
     ("work", "engine"),
 }

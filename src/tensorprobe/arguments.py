@@ -1,4 +1,4 @@
-"""Arguments and results as slots: which tensors there are, under which names, and the rest as a tree of JSON.
+"""Arguments and results as slots: which tensors there are, their names, which of them a call may change; the rest as a JSON tree.
 
 A small recursion of our own: the general one of torch costs ten times as much, for every call.
 """
@@ -19,6 +19,12 @@ _INPUTS = [f"input.{i}" for i in range(_MANY)]
 _OUTPUTS = [f"output.{i}" for i in range(_MANY)]
 _REFERENCES = [{"slot": name} for name in _INPUTS]
 _PLAIN = frozenset((int, bool, str, type(None)))
+_BY_KEYWORD = ("input.kwargs.running_mean", "input.kwargs.running_var")
+_RUNNING_STATISTICS = {
+    f"{home}.{norm}_norm": (*places, *_BY_KEYWORD)
+    for norm in ("batch", "instance")
+    for home, places in (("Functional", ("input.1", "input.2")), ("Torch", ("input.3", "input.4")))
+}
 _NAMED = {torch.dtype: "torch.dtype", torch.layout: "torch.layout", torch.memory_format: "torch.memory_format"}
 
 
@@ -98,3 +104,31 @@ def _name_float(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def changed_arguments(op: str) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a call of `Torch.add` may change its arguments, and which slots it changes without a new version.
+
+    A slot that ends with a dot stands for a list of slots.
+    """
+    name = op.rpartition(".")[2]
+    written = _RUNNING_STATISTICS.get(op, ()) or _written_by_fused(name)
+    return bool(written) or _may_change(name), written
+
+
+def _written_by_fused(name: str) -> tuple[str, ...]:
+    """Return the lists that a fused optimizer step changes, from its schema: the versions of these tensors do not change."""
+    op = getattr(torch.ops.aten, name, None) if name.startswith("_fused_") else None
+    if op is None:
+        return ()
+    written = []
+    for place, argument in enumerate(op.default._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
+            written += [f"input.{place}.", f"input.kwargs.{argument.name}."]
+    return tuple(written)
+
+
+def _may_change(name: str) -> bool:
+    if name.startswith(("__i", "__set")):
+        return True
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("_fused_") or "batch_norm" in name

@@ -78,7 +78,7 @@ def save(call: StoredCall, folder: Path, **settings: Any) -> Path:
     asked = CheckSettings(**settings)
     check = check_call(call, None, asked)
     assert "fail" in (check.forward, check.backward), check
-    return save_failure(call, None, asked, check, folder)
+    return save_failure(call, None, asked.conditions(), check, folder)
 
 
 PROGRAMS: dict[str, tuple[Any, str, Callable[[], Any]]] = {
@@ -143,7 +143,7 @@ def test_a_script_runs_the_call_as_it_was(tmp_path: Path, name: str) -> None:
     settings = CheckSettings(device="cpu:0")
     check = check_call(call, None, settings)
     assert check.forward == "pass", check.message
-    code, printed = run_script(save_failure(call, None, settings, check, tmp_path / "out"))
+    code, printed = run_script(save_failure(call, None, settings.conditions(), check, tmp_path / "out"))
     assert code == 0, printed
     assert all(one.slot in printed for one in check.details if one.direction == "forward")
 
@@ -237,7 +237,7 @@ def test_autocast_is_on_in_the_script(tmp_path: Path, monkeypatch: pytest.Monkey
     settings = CheckSettings(device="cpu:0")
     check = check_call(call, None, settings)
     failed = msgspec.structs.replace(check, details=[msgspec.structs.replace(check.details[0], result="fail")])
-    script = save_failure(call, None, settings, failed, tmp_path)
+    script = save_failure(call, None, settings.conditions(), failed, tmp_path)
     assert "torch.autocast(torch.device(device).type, dtype=torch.bfloat16" in script.read_text()
     assert load_file(script.with_suffix(".safetensors"))["device.output.0"].dtype is torch.bfloat16
     assert run_script(script)[0] == 0
@@ -255,7 +255,7 @@ def test_text_of_a_hostile_run_stays_text(tmp_path: Path) -> None:
     call.model = model
     check = check_call(call, None, CheckSettings())
     failed = msgspec.structs.replace(check, message=evil)
-    script = save_failure(call, None, CheckSettings(), failed, tmp_path / "out")
+    script = save_failure(call, None, CheckSettings().conditions(), failed, tmp_path / "out")
     lines = script.read_text().splitlines()
     assert not any(line.startswith("import os") for line in lines) and run_script(script)[0] == 0
     from tensorprobe.replay.source import call_source
@@ -301,7 +301,7 @@ with tensorprobe.capture("run", in_process=True):
     torch.nn.functional.softmax(torch.randn(4, 16, device="npu", requires_grad=True), -1)
 (call,) = [c for c in tensorprobe.open_run("run").calls() if "softmax" in c.name and c.direction == "forward"]
 settings = CheckSettings(device="npu")
-print(save_failure(call, None, settings, check_call(call, None, settings), Path("out")))
+print(save_failure(call, None, settings.conditions(), check_call(call, None, settings), Path("out")))
 """
     sim = [sys.executable, "-c", "from tensorprobe.cli.main import main; main()", "sim"]
     faulty = [*sim, "--fault", "softmax-tail", "--", sys.executable]

@@ -17,8 +17,8 @@ from tensorprobe.model.precheck import CallCheck, Checked, Passed
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
-from tensorprobe.replay.inputs import Data, all_recorded, make_inputs
-from tensorprobe.replay.runs import Conditions, DeviceRaised, ReferenceRaised, Runs, passed_over
+from tensorprobe.replay.inputs import Data
+from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare
 from tensorprobe.replay.standards import STANDARDS
 
 
@@ -44,9 +44,9 @@ class CheckSettings:
         except (RuntimeError, AssertionError, ImportError) as error:
             raise SettingsError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
-    def conditions(self, variant: str = "", data: Data | None = None) -> Conditions:
+    def conditions(self, variant: str = "") -> Conditions:
         """What `Runs` needs to know of them."""
-        return Conditions(self.device, data or self.data, self.standard, variant)
+        return Conditions(self.device, self.data, self.standard, variant)
 
 
 def check_call(call: StoredCall, backward: StoredCall | None, settings: CheckSettings) -> CallCheck:
@@ -55,7 +55,7 @@ def check_call(call: StoredCall, backward: StoredCall | None, settings: CheckSet
     details: list[Checked] = []
     reason = data = ""
     try:
-        runs, data = prepare(call, settings)
+        runs, data = prepare(call, settings.conditions())
         details += _check(runs, backward, settings, "")
         if settings.hard and not runs.random:
             details += _check_variants(call, runs, backward, settings)
@@ -80,17 +80,6 @@ def check_call(call: StoredCall, backward: StoredCall | None, settings: CheckSet
         elapsed_s=time.perf_counter() - started,
         data=data,
     )
-
-
-def prepare(call: StoredCall, settings: CheckSettings) -> tuple[Runs, Data]:
-    """The replays of a call, and which data they got: recorded ones also where random ones mean nothing to the op."""
-    inputs = make_inputs(call, settings.data)
-    try:
-        return Runs(call, inputs, settings.conditions()), settings.data
-    except ReferenceRaised:
-        if settings.data == "real" or not all_recorded(call):
-            raise
-    return Runs(call, make_inputs(call, "real"), settings.conditions(data="real")), "real"
 
 
 def _check(runs: Runs, backward: StoredCall | None, settings: CheckSettings, variant: str) -> list[Checked]:

@@ -97,7 +97,7 @@ class Checker:
         try:
             from tensorprobe.replay.failures import save_failure
 
-            script = save_failure(call, backward, self._settings, check, Path(self._start.failures))
+            script = save_failure(call, backward, self._settings.conditions(), check, Path(self._start.failures))
         except Exception:
             return Finished(check=check, trouble=f"{call.name} could not be saved.\n{traceback.format_exc()}")
         return Finished(check=check, replay=str(script))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from tensorprobe.checks.check import CheckSettings, prepare
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.precheck import CallCheck
 from tensorprobe.record.stored import StoredCall
@@ -26,7 +25,7 @@ from tensorprobe.replay.layout import block
 from tensorprobe.replay.measuring import on_host
 from tensorprobe.replay.once import autocast_dtype, stays_on_host
 from tensorprobe.replay.randomness import is_dropout, sampling
-from tensorprobe.replay.runs import DeviceRaised, Runs
+from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, prepare
 from tensorprobe.replay.script import Sampling, ScriptParts, render
 from tensorprobe.replay.source import call_source
 from tensorprobe.replay.standards import STANDARDS, Evidence, limits
@@ -35,9 +34,9 @@ _LONGEST_NAME = 180
 
 
 def save_failure(
-    call: StoredCall, backward: StoredCall | None, settings: CheckSettings, check: CallCheck, folder: Path
+    call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck, folder: Path
 ) -> Path:
-    """Write both files into `folder`; the path of the script.
+    """Write both files into `folder`; return the path of the script. Without `backward` in the check none is run.
 
     SettingsError where safetensors is not installed, CannotReplay where the call cannot be run any more.
     """
@@ -48,8 +47,10 @@ def save_failure(
             "saving failing calls needs safetensors, which is not installed. Install it: pip install 'tensorprobe[safetensors]'"
         ) from None
     failing = next((one for one in check.details if one.result == "fail"), None)
-    runs = _run_again(call, backward, settings, failing.variant if failing is not None else "")
-    saved = _Saved(call, runs, settings, check)
+    runs = _run_again(
+        call, backward, conditions._replace(variant=failing.variant if failing is not None else ""), check
+    )
+    saved = _Saved(call, runs, conditions, check)
     script = folder / f"{_file_name(call, folder)}.py"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(script.with_suffix(".safetensors"), save(dict(saved.tensors())))
@@ -57,16 +58,16 @@ def save_failure(
     return script
 
 
-def _run_again(call: StoredCall, backward: StoredCall | None, settings: CheckSettings, variant: str) -> Runs:
+def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck) -> Runs:
     """The replays with the inputs that failed; those of the CPU where the device raises."""
-    for device in (settings.device, "cpu"):
-        at = CheckSettings(device=device, data=settings.data, standard=settings.standard)
+    for device in (conditions.device, "cpu"):
+        at = conditions._replace(device=device)
         try:
-            runs, _ = prepare(call, at)
-            if variant:
-                runs = make_variant(call, runs, at.conditions(variant))
+            runs, _ = prepare(call, at._replace(variant=""))
+            if at.variant:
+                runs = make_variant(call, runs, at)
             runs.check_forward()
-            if settings.backward:
+            if any(one.direction == "backward" for one in check.details):
                 runs.check_backward(backward)
         except DeviceRaised:
             continue
@@ -80,7 +81,7 @@ class _Saved:
 
     call: StoredCall
     runs: Runs
-    settings: CheckSettings
+    conditions: Conditions
     check: CallCheck
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -102,7 +103,7 @@ class _Saved:
         return render(
             ScriptParts(
                 about=self._about(),
-                device=self.settings.device,
+                device=self.conditions.device,
                 source=call_source(model),
                 imports=["torch_npu"] if model.op.startswith("NPU.") else [],
                 wide={str(one): str(other) for one, other in PRECISIONS[runs.precision].items()},
@@ -130,14 +131,14 @@ class _Saved:
 
     def _about(self) -> list[str]:
         call, check = self.call, self.check
-        lines = [f"{call.name} fails on {self.settings.device}: {check.message}"]
+        lines = [f"{call.name} fails on {self.conditions.device}: {check.message}"]
         lines.append(_place(call))
         if call.module:
             lines.append(f"Module: {call.module}")
         if check.source is not None:
             lines.append(f"Called at {check.source}")
         variant = next((one.variant for one in check.details if one.result == "fail" and one.variant), "")
-        lines.append(f"Inputs: {check.data}{f', {variant}' if variant else ''}. Standard: {self.settings.standard}.")
+        lines.append(f"Inputs: {check.data}{f', {variant}' if variant else ''}. Standard: {self.conditions.standard}.")
         return lines
 
     def _limits(self) -> dict[str, dict[str, float]]:
@@ -147,7 +148,7 @@ class _Saved:
         return {
             name if direction == "forward" else f"d input{name[6:]}" if name.startswith("output") else f"d {name}": each
             for (direction, name), evidence in self.runs.evidence.items()
-            if (each := _allowed(self.settings.standard, evidence))
+            if (each := _allowed(self.conditions.standard, evidence))
         }
 
 

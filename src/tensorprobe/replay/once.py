@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from tensorprobe.arguments import Tensors, flatten_result
+from tensorprobe.arguments import Tensors, changed_arguments, flatten_result
 from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import Call, Slot
 from tensorprobe.replay.arguments import PRECISIONS, Rebuilding, rebuild_call
 from tensorprobe.replay.functions import CannotReplay, find_function
 from tensorprobe.replay.layout import copied, room
-from tensorprobe.taps.plans import plan_function
 
 _HALF = ("float16", "bfloat16")
 _CASTS = ("half", "bfloat16", "float", "double", "type_as", "to", "type")
@@ -140,11 +139,11 @@ def changes(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
     """Whether a call may change its arguments, and the slots whose version does not tell (as capture sees them)."""
     if isinstance(function, torch._ops.OpOverload):
         return bool(function._schema.is_mutable), ()
-    plan = plan_function(function)
+    mutates, written = changed_arguments(call.op)
     asked = bool((call.kwargs or {}).get("inplace")) or "out" in (call.kwargs or {})
     # F.relu(x, True): a function of torch.nn.functional takes `inplace` in place, too.
     asked = asked or (call.op.startswith("Functional.") and any(tree is True for tree in call.args or []))
-    return plan.mutates or asked, plan.writes
+    return mutates or asked, written
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from tensorprobe.replay.doubt import TIMES, TIMES_HARD, nudged, spread
 from tensorprobe.replay.evidence import gather, weigh
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.indices import aligned, breaks_ties, same_choice, vector_dimension
-from tensorprobe.replay.inputs import Data, generator, real
+from tensorprobe.replay.inputs import Data, all_recorded, generator, make_inputs, real
 from tensorprobe.replay.measuring import Figures, on_host, within_range
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.randomness import (
@@ -298,6 +298,16 @@ class Runs:
             variant=variant,
             **{name: figures[name] for name in _KEPT if name in figures},
         )
+
+
+def prepare(call: StoredCall, conditions: Conditions) -> tuple[Runs, Data]:
+    """Return the replays of a call and the data they got: recorded data also where the op cannot use random data."""
+    try:
+        return Runs(call, make_inputs(call, conditions.data), conditions), conditions.data
+    except ReferenceRaised:
+        if conditions.data == "real" or not all_recorded(call):
+            raise
+    return Runs(call, make_inputs(call, "real"), conditions._replace(data="real")), "real"
 
 
 _KEPT = ("one_minus_cosine", "relative_l2", "max_abs", "max_rel", "within_1e3", "within_1e4", "ulp_max")

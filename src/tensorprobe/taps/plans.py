@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch.overrides import resolve_name
 
+from tensorprobe.arguments import changed_arguments
 from tensorprobe.taps.override_free import COMPOSITES, ENGINES
 
 _QUESTIONS = frozenset(
@@ -42,13 +43,6 @@ ALLOCATIONS = frozenset(
 )
 _RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
 _RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
-
-_BY_KEYWORD = ("input.kwargs.running_mean", "input.kwargs.running_var")
-_RUNNING_STATISTICS = {
-    f"{home}.{norm}_norm": (*places, *_BY_KEYWORD)
-    for norm in ("batch", "instance")
-    for home, places in (("Functional", ("input.1", "input.2")), ("Torch", ("input.3", "input.4")))
-}
 
 OUT = ("input.kwargs.out",)
 WRITTEN_ONLY = "only written to by the call"
@@ -99,11 +93,12 @@ def plan_function(func: Any) -> Plan:
             receives += ("input.0",)
         elif name == "gather":
             receives += ("input.1",)
-    writes = _RUNNING_STATISTICS.get(canonical, ()) or _written_by_fused(name)
-    mutates = distributed or bool(writes) or _may_mutate(name)
+    mutates, writes = changed_arguments(canonical)
     in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
     is_leaf = func not in COMPOSITES
-    return Plan(canonical, mutates, distributed, name in ALLOCATIONS, receives, is_leaf, writes, in_place)
+    return Plan(
+        canonical, distributed or mutates, distributed, name in ALLOCATIONS, receives, is_leaf, writes, in_place
+    )
 
 
 def _canonical(full: str) -> str | None:
@@ -134,25 +129,6 @@ def _full_name(func: Any, name: str) -> str | None:
         return f"torch._C._nn.{name}"
     home = module.split(".")[0] or "torch"
     return f"{home}.{name}" if name else None
-
-
-def _written_by_fused(name: str) -> tuple[str, ...]:
-    """The lists that a fused optimizer step changes, as its schema says: their versions do not tell."""
-    op = getattr(torch.ops.aten, name, None) if name.startswith("_fused_") else None
-    if op is None:
-        return ()
-    written = []
-    for place, argument in enumerate(op.default._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
-            written += [f"input.{place}.", f"input.kwargs.{argument.name}."]
-    return tuple(written)
-
-
-def _may_mutate(name: str) -> bool:
-    """Whether a call may change its arguments and give nothing back."""
-    if name.startswith(("__i", "__set")):
-        return True
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("_fused_") or "batch_norm" in name
 
 
 class AtenPlan(NamedTuple):
