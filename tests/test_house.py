@@ -22,7 +22,7 @@ import tensorprobe
 HOUSE = Path(__file__).resolve().parents[1]
 CORE = "src/tensorprobe"
 
-BASE = {"fast", "errors", "model", "ops", "settings", "text", "torch_names", "arguments", "registry"}
+BASE = {"fast", "errors", "model", "ops", "settings", "text", "standard_json", "torch_names", "arguments", "registry"}
 STORED = BASE | {"numerics", "record"}
 SEES_CALLS = STORED | {"judge", "report", "replay", "work"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"errors"},
     "ops": {"errors", "model"},
     "settings": {"errors", "model"},
-    "text": {"errors", "model"},
+    "text": set(),
+    "standard_json": {"errors"},
     "torch_names": {"errors", "model"},
     "arguments": {"errors", "model", "ops", "torch_names", "fast"},
     "numerics": BASE,
@@ -41,8 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "work": BASE,
     "taps": STORED,
     "pairing": STORED,
-    "judge": {"errors", "model", "ops", "settings", "text"},
-    "report": {"errors", "model", "text"},
+    "judge": {"errors", "model", "ops", "settings", "text", "standard_json"},
+    "report": {"errors", "model", "text", "standard_json"},
     "replay": STORED | {"judge", "report", "work"},
     "checks": SEES_CALLS,
     "watches": SEES_CALLS | {"taps"},
@@ -66,6 +67,7 @@ WITHOUT_TORCH = {
     "ops",
     "settings",
     "text",
+    "standard_json",
     "judge",
     "report",
     "work",

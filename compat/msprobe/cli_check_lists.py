@@ -12,7 +12,7 @@ import msgspec
 
 from tensorprobe.errors import NotFound, SettingsError, nearest
 from tensorprobe.record import Run
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 
 class CheckLists(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.compared.arguments import demand_output
 from tensorprobe.record import export_run, open_run
 from tensorprobe.record.export import save_tensor
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import counted, plain
 
 _FORMS = ("npy", "pt")
 

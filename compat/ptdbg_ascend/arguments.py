@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.compared.arguments import LOG_KEY, demand_path, known_parameters
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 STACK_PREFIX = "api_stack_"
 """How the files of the mode api_stack begin."""

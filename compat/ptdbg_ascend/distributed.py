@@ -19,7 +19,7 @@ from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.compared.arguments import Wish, demand_bool, demand_output, demand_path
 from tensorprobe.legacy.compared.compared import Compared, demand_same_ranks
 from tensorprobe.record import open_run
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 _RANK = re.compile("rank(0|[1-9][0-9]{0,17})")
 _SHOWN = 5

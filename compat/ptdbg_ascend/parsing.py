@@ -18,7 +18,7 @@ from tensorprobe.legacy.layouts.ptdbg_segment import Spelled
 from tensorprobe.model import Stack
 from tensorprobe.model.call_name import underscored
 from tensorprobe.record import Damage
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 _TITLES = ("name", "dtype", "shape", "max", "min", "mean")
 _MOST_NAMES = 20_000

@@ -22,7 +22,8 @@ import tensorprobe
 from tensorprobe.checks import PrecheckResult, precheck
 from tensorprobe.checks import pool as pool_of_processes
 from tensorprobe.errors import RunDamaged, SettingsError
-from tensorprobe.report.precheck_json import read_precheck
+from tensorprobe.model.precheck import Precheck
+from tensorprobe.standard_json import decode
 from tests.checks.deadly_ops import deadly, harmless, set_environment
 from tests.made_runs import write
 
@@ -55,7 +56,7 @@ def verdicts(result: PrecheckResult) -> dict[str, tuple[str, str]]:
 def files_of(folder: Path) -> dict[str, Any]:
     """The content of an output folder, without times and without the order in which checks were finished."""
     tables = {name: (folder / name).read_bytes() for name in FILES[:2]}
-    summary = read_precheck((folder / "summary.json").read_bytes())
+    summary = decode((folder / "summary.json").read_bytes(), Precheck, what="a precheck")
     checks = [msgspec.structs.replace(check, elapsed_s=0.0) for check in summary.checks]
     lines = [json.loads(line) for line in (folder / "checks.jsonl").read_text().splitlines()]
     for line in lines[1:]:
@@ -317,7 +318,7 @@ def test_an_earlier_precheck_is_replaced_only_when_the_new_one_has_begun(tmp_pat
             precheck(other, out=tmp_path / "new", jobs=0, **wrong)
         assert not (tmp_path / "new").exists()
     precheck(other, out=out, jobs=0)
-    assert read_precheck((out / "summary.json").read_bytes()).run == str(tmp_path / "b")
+    assert decode((out / "summary.json").read_bytes(), Precheck, what="a precheck").run == str(tmp_path / "b")
     assert sorted(path.name for path in out.iterdir()) == FILES
 
 

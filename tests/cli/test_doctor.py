@@ -85,5 +85,4 @@ def test_doctor_says_why_the_loops_of_capture_are_python(problem: str, described
 def test_doctor_exits_2_when_this_torch_cannot_be_captured() -> None:
     done = run_doctor(code=f"import torch; del torch._C._current_graph_task_id; {PROGRAM}")
     assert (done.returncode, done.stderr) == (2, "")
-    assert "loops      none (capture does not work)" in done.stdout
     assert f"does not work: torch {torch.__version__} has no torch._C._current_graph_task_id" in done.stdout

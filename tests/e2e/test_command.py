@@ -13,10 +13,11 @@ import pyarrow.parquet
 import pytest
 
 import tensorprobe
-from tensorprobe.report.compare_json import SCHEMA_FILE
+from tensorprobe import report
 from tests.e2e.programs import Done, Program, command, other_epsilon, scale_second_layer
 from tests.taps.scripts import run_tool
 
+SCHEMA_FILE = Path(report.__file__).with_name("comparison.schema.json")
 NAMED = "Functional.layer_norm.1.forward"
 
 

@@ -11,9 +11,9 @@ import pytest
 from tensorprobe.model.comparison import Buckets, Comparison
 from tensorprobe.model.stack import Frame
 from tensorprobe.report.github import render_github
-from tensorprobe.report.inspect import plain
 from tensorprobe.report.junit import render_junit
 from tensorprobe.report.markdown import code, render_markdown
+from tensorprobe.text import plain
 from tests.report import made
 
 CANNOT = made.agreeing(buckets=Buckets(only_baseline=3), exit_code=2, statuses={})

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
 
+from tensorprobe import report
 from tensorprobe.errors import SettingsError
 from tensorprobe.model import comparison as model
 from tensorprobe.model.comparison import Comparison
-from tensorprobe.report.compare_json import SCHEMA_FILE, comparison_json, comparison_schema, read_comparison
+from tensorprobe.standard_json import decode, encode, schema
 from tests.report import made
+
+SCHEMA_FILE = Path(report.__file__).with_name("comparison.schema.json")
+SCHEMA = schema(Comparison, title="tensorprobe comparison")
 
 SITUATIONS = {
     "diverged": made.comparison(
@@ -34,14 +39,14 @@ def refuse(constant: str) -> None:
 
 
 def parsed(comparison: Comparison) -> Any:
-    return json.loads(comparison_json(comparison), parse_constant=refuse)
+    return json.loads(encode(comparison), parse_constant=refuse)
 
 
 @pytest.mark.parametrize("comparison", SITUATIONS.values(), ids=SITUATIONS)
 def test_the_schema_fits(comparison: Comparison) -> None:
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(parsed(comparison), schema)
+    shipped = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    jsonschema.validate(parsed(comparison), shipped)
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
@@ -60,20 +65,20 @@ def test_the_schema_refuses_what_is_wrong() -> None:
             holder = holder[key]
         holder[path[-1]] = value
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(broken, comparison_schema())
+            jsonschema.validate(broken, SCHEMA)
         del holder[path[-1]]
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(broken, comparison_schema())
+            jsonschema.validate(broken, SCHEMA)
 
 
 def test_the_shipped_schema_is_the_one_of_the_structs() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == comparison_schema()
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
 
 
 def test_the_schema_has_every_field_of_every_struct() -> None:
     for name, held in vars(model).items():
         if isinstance(held, type) and issubclass(held, msgspec.Struct) and held.__module__ == model.__name__:
-            described = comparison_schema()["$defs"][name]
+            described = SCHEMA["$defs"][name]
             assert list(described["properties"]) == described["required"] == list(held.__struct_fields__)
 
 
@@ -84,12 +89,12 @@ def test_numbers_that_json_lacks_are_strings() -> None:
 
 @pytest.mark.parametrize("comparison", SITUATIONS.values(), ids=SITUATIONS)
 def test_reading_gives_back_what_was_written(comparison: Comparison) -> None:
-    text = comparison_json(comparison, indent=2)
-    assert comparison_json(read_comparison(text)) == comparison_json(comparison)
+    text = encode(comparison, indent=2)
+    assert encode(decode(text, Comparison, what="a comparison")) == encode(comparison)
 
 
 def test_other_json_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"not the JSON of a comparison: .*`divergence`"):
-        read_comparison(comparison_json(made.comparison()).replace('"divergence"', '"divergense"'))
+        decode(encode(made.comparison()).replace('"divergence"', '"divergense"'), Comparison, what="a comparison")
     with pytest.raises(SettingsError, match="not the JSON of a comparison"):
-        read_comparison("{")
+        decode("{", Comparison, what="a comparison")

@@ -10,17 +10,15 @@ import pytest
 from tensorprobe.model import Coverage, Frame, Summary
 from tensorprobe.model.overview import CallLine, CallView, Place, RunOverview, SegmentOverview, SlotView
 from tensorprobe.report.inspect import (
-    counted,
-    json_ready,
-    plain,
     render_arguments,
     render_call,
     render_calls,
     render_lines,
     render_run,
     render_verification,
-    size,
 )
+from tensorprobe.standard_json import json_ready
+from tensorprobe.text import counted, plain, size
 
 
 def overview(**changes: object) -> RunOverview:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from tensorprobe import report
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.precheck import CallCheck, Checked, Precheck
-from tensorprobe.report.precheck_json import SCHEMA_FILE, precheck_json, precheck_schema, read_precheck
+from tensorprobe.standard_json import decode, encode, schema
 from tests.report.made import HOSTILE
 from tests.report.made_precheck import check, checked, failing, precheck, skipped
+
+SCHEMA_FILE = Path(report.__file__).with_name("precheck.schema.json")
+SCHEMA = schema(Precheck, title="tensorprobe precheck")
 
 SITUATIONS = {
     "fails": precheck(check(equal=["Functional.softmax.1.forward"]), failing(), skipped(), notes=["a note"]),
@@ -27,28 +32,28 @@ def parsed(made: Precheck) -> Any:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    return json.loads(precheck_json(made), parse_constant=refuse)
+    return json.loads(encode(made), parse_constant=refuse)
 
 
 @pytest.mark.parametrize("made", SITUATIONS.values(), ids=SITUATIONS)
 def test_the_schema_fits_and_reading_gives_back_what_was_written(made: Precheck) -> None:
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(parsed(made), schema)
-    assert precheck_json(read_precheck(precheck_json(made, indent=2))) == precheck_json(made)
+    shipped = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    jsonschema.validate(parsed(made), shipped)
+    assert encode(decode(encode(made, indent=2), Precheck, what="a precheck")) == encode(made)
 
 
 def test_the_shipped_schema_is_the_one_of_the_structs() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == precheck_schema()
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
     for struct in (Precheck, CallCheck, Checked):
-        described = precheck_schema()["$defs"][struct.__name__]
+        described = SCHEMA["$defs"][struct.__name__]
         assert list(described["properties"]) == described["required"] == list(struct.__struct_fields__)
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
     for key, value in (("calls", 1.5), ("elapsed_s", "soon"), ("checks", [{}]), ("reasons", ["a"])):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**parsed(SITUATIONS["fails"]), key: value}, precheck_schema())
+            jsonschema.validate({**parsed(SITUATIONS["fails"]), key: value}, SCHEMA)
 
 
 def test_numbers_that_json_lacks_are_strings() -> None:
@@ -58,4 +63,4 @@ def test_numbers_that_json_lacks_are_strings() -> None:
 
 def test_other_json_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"not the JSON of a precheck: .*`standard`"):
-        read_precheck(precheck_json(precheck()).replace('"standard"', '"standart"'))
+        decode(encode(precheck()).replace('"standard"', '"standart"'), Precheck, what="a precheck")

@@ -6,7 +6,6 @@ system at once. A last line without its end was torn by a kill and is dropped. W
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 
 from tensorprobe.checks.messages import Finished
 from tensorprobe.errors import RunDamaged, SettingsError
-from tensorprobe.report.inspect import json_ready
+from tensorprobe.standard_json import encode
 
 FILE = "checks.jsonl"
 FORMAT = "tensorprobe-precheck"
@@ -69,7 +68,7 @@ class Journal:
         self._file.close()
 
     def _write(self, line: Header | Finished) -> None:
-        self._file.write(json.dumps(json_ready(msgspec.to_builtins(line)), allow_nan=False).encode() + b"\n")
+        self._file.write(encode(line).encode() + b"\n")
         self._file.flush()
 
     def _continue(self, path: Path) -> None:

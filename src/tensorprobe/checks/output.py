@@ -16,8 +16,8 @@ from tensorprobe.checks.journal import FILE, Header, Journal, is_journal
 from tensorprobe.checks.messages import Finished
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.precheck import Precheck
-from tensorprobe.report.precheck_json import precheck_json
 from tensorprobe.report.precheck_tables import DETAILS_FILE, RESULT_FILE, write_details, write_result
+from tensorprobe.standard_json import encode
 
 SUMMARY_FILE = "summary.json"
 _FAILURES = "failures"
@@ -99,4 +99,4 @@ class Output:
 
 
 def _write_summary(summary: Precheck, path: Path) -> None:
-    path.write_bytes(precheck_json(summary, indent=2).encode() + b"\n")
+    path.write_bytes(encode(summary, indent=2).encode() + b"\n")

@@ -27,7 +27,7 @@ from tensorprobe.model.precheck import CallCheck, Passed
 from tensorprobe.model.stack import Frame
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, ranges
-from tensorprobe.report.inspect import counted
+from tensorprobe.text import counted
 
 _LEVELS = ("api", "aten")
 

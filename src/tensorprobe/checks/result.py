@@ -12,9 +12,9 @@ from tensorprobe.checks.asked import Asked
 from tensorprobe.checks.messages import Finished
 from tensorprobe.checks.plan import Plan
 from tensorprobe.model.precheck import CallCheck, Precheck
-from tensorprobe.report.inspect import counted
-from tensorprobe.report.precheck_json import precheck_json
 from tensorprobe.report.precheck_text import render_precheck
+from tensorprobe.standard_json import encode
+from tensorprobe.text import counted
 from tensorprobe.version import VERSION
 
 SCHEMA_VERSION = 1
@@ -50,7 +50,7 @@ class PrecheckResult:
 
     def to_json(self) -> str:
         """The summary as standard JSON; its schema is shipped with the package."""
-        return precheck_json(self.summary)
+        return encode(self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain dicts and lists."""

@@ -43,7 +43,7 @@ def export(
     """Write the tensors of a run as .npy or .safetensors files."""
     from tensorprobe.record.export import export_run
     from tensorprobe.record.reader import open_run
-    from tensorprobe.report.inspect import counted, plain, size
+    from tensorprobe.text import counted, plain, size
 
     opened = open_run(run)
     with _progress(opened, step, rank) as progress:

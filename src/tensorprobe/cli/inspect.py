@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +102,6 @@ def _verify(run: Run, limit: int, as_json: bool) -> None:
 
 
 def _json(value: object) -> str:
-    import msgspec
+    from tensorprobe.standard_json import encode
 
-    from tensorprobe.report.inspect import json_ready
-
-    return json.dumps(json_ready(msgspec.to_builtins(value, str_keys=True)), allow_nan=False)
+    return encode(value)

@@ -23,8 +23,8 @@ from tensorprobe.engine.settings import TableForm
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import Comparison
 from tensorprobe.report.advisor import render_advice
-from tensorprobe.report.compare_json import comparison_json, read_comparison
 from tensorprobe.report.table import TableWriter, read_table
+from tensorprobe.standard_json import decode, encode
 
 _TABLES = ("result.parquet", "result.csv", "result.xlsx")
 
@@ -130,7 +130,7 @@ def write_result(
         if left_out:
             notices.append(f"result.xlsx holds {written:,} rows; {left_out:,} more are in the table beside it.")
     write_text(output.stage / "advisor.txt", render_advice(summary, line=_line_of(summary, path)))
-    write_text(output.stage / "summary.json", comparison_json(summary, indent=2) + "\n")
+    write_text(output.stage / "summary.json", encode(summary, indent=2) + "\n")
     stale = _stale_tables(output, names)
     output.publish([*names, "advisor.txt", "summary.json"])
     output.remove(stale)
@@ -149,7 +149,7 @@ def _stale_tables(output: Output, fresh: Sequence[str]) -> list[str]:
     if not old or "summary.json" not in names:
         return []
     try:
-        read_comparison(output.held(["summary.json"])[0].read_bytes())
+        decode(output.held(["summary.json"])[0].read_bytes(), Comparison, what="a comparison")
     except SettingsError:
         return []
     return old

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import msgspec
 
 from tensorprobe.model.comparison import Comparison, Divergence, Finding, Row
-from tensorprobe.report.compare_json import comparison_json
 from tensorprobe.report.compare_text import render_comparison
 from tensorprobe.report.table import read_table
+from tensorprobe.standard_json import encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ class Result:
 
     def to_json(self) -> str:
         """The summary as standard JSON; its schema is shipped with the package."""
-        return comparison_json(self.summary)
+        return encode(self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain dicts and lists."""

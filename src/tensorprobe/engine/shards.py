@@ -7,7 +7,6 @@ question, and then gathers as `compare` does: the files are the same, byte for b
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -39,7 +38,7 @@ from tensorprobe.engine.shard_files import (
 )
 from tensorprobe.errors import CannotCompare, SettingsError
 from tensorprobe.record.run import ranges
-from tensorprobe.report.inspect import json_ready
+from tensorprobe.standard_json import encode
 from tensorprobe.version import VERSION
 
 _SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
@@ -96,7 +95,7 @@ def compare_shard(
             results=results,
             elapsed_s=round(time.monotonic() - started, 3),
         )
-        text = json.dumps(json_ready(msgspec.to_builtins(held, str_keys=True)), allow_nan=False)
+        text = encode(held)
         write_text(output.stage / name, text + "\n")
         # The description goes first and comes last: at no time does it stand beside rows of another time.
         output.remove(entry for entry in output.names() if entry == name)

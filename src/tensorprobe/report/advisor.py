@@ -9,7 +9,7 @@ from __future__ import annotations
 from tensorprobe.model import Direction, Side
 from tensorprobe.model.comparison import Comparison, Divergence, External
 from tensorprobe.report import wording
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 _NOTHING = "NA"
 _ADVICE = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tensorprobe.model.comparison import Comparison, Divergence, RankAnswer
 from tensorprobe.report import wording
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import counted, plain
 
 _MARGIN = " " * 10
 

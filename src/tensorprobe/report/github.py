@@ -8,7 +8,7 @@ from __future__ import annotations
 from tensorprobe.model.comparison import Comparison, Finding
 from tensorprobe.model.stack import Frame
 from tensorprobe.report import wording
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import annotation, counted, plain
 
 
 def render_github(comparison: Comparison, *, limit: int = 10, root: str = "") -> str:
@@ -51,13 +51,5 @@ def _command(level: str, message: str, *, title: str, source: Frame | None = Non
     if source is not None:
         file = source.file.removeprefix(root.rstrip("/") + "/") if root else source.file
         properties = {"file": plain(file), "line": str(source.line), **properties}
-    given = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    return f"::{level} {given}::{_data(message)}"
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    given = ",".join(f"{key}={annotation(value, is_property=True)}" for key, value in properties.items())
+    return f"::{level} {given}::{annotation(message)}"

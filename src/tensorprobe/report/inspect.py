@@ -7,15 +7,11 @@ shown with its control characters escaped: a name in a hostile file must not com
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tensorprobe.model import ArgumentTree, Coverage
 from tensorprobe.model.overview import CallLine, CallView, Number, Place, RunOverview, SlotView
-
-_MAX_TEXT = 300
-_UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
+from tensorprobe.text import counted, plain, shell, size
 
 
 def render_run(overview: RunOverview, *, limit: int = 20) -> str:
@@ -33,13 +29,13 @@ def render_run(overview: RunOverview, *, limit: int = 20) -> str:
     lines += _about(overview)
     lines += render_coverage(overview.coverage, closed=overview.closed, calls=overview.calls)
     lines += ["", *_segments(overview, limit)]
-    run = shlex.quote(overview.path)
+    run = shell(overview.path)
     lines += [
         "",
         f"List the calls of a step:   tensorprobe inspect {run} --step {overview.steps[0] if overview.steps else 0}",
     ]
     if overview.example:
-        lines.append(f"Look at one call:           tensorprobe inspect {run} {shlex.quote(plain(overview.example))}")
+        lines.append(f"Look at one call:           tensorprobe inspect {run} {shell(overview.example)}")
     return "\n".join(lines)
 
 
@@ -60,7 +56,7 @@ def render_lines(calls: Sequence[CallLine], total: int, *, run: str) -> str:
         lines.append(f"  {call.index:>6}  {plain(call.name):<{width}}  {outputs}{module}{repeat}".rstrip())
     if len(calls) < total:
         lines.append(f"{total - len(calls):,} more: --limit {total}")
-    lines.append(f"\nLook at one:   tensorprobe inspect {shlex.quote(run)} {shlex.quote(plain(calls[0].name))}")
+    lines.append(f"\nLook at one:   tensorprobe inspect {shell(run)} {shell(calls[0].name)}")
     return "\n".join(lines)
 
 
@@ -70,8 +66,8 @@ def render_calls(calls: Sequence[CallView], total: int, *, run: str) -> str:
     if len(calls) < total:
         parts.append(f"{total - len(calls):,} more: --limit {total}")
     if calls and any(slot.first for call in calls for slot in call.slots):
-        name = shlex.quote(plain(calls[0].name))
-        parts.append(f"All its values:   tensorprobe export {shlex.quote(run)} DIR --to npy --call {name}")
+        name = shell(calls[0].name)
+        parts.append(f"All its values:   tensorprobe export {shell(run)} DIR --to npy --call {name}")
     return "\n\n".join(parts)
 
 
@@ -116,37 +112,6 @@ def render_arguments(args: ArgumentTree, kwargs: ArgumentTree) -> str:
     if isinstance(kwargs, dict):
         parts += [f"{key}={_tree(value)}" for key, value in kwargs.items()]
     return plain(f"({', '.join(parts)})")
-
-
-def plain(text: object) -> str:
-    """The text on one line, without control characters, cut when it is long."""
-    raw = str(text)
-    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in raw[:_MAX_TEXT])
-    return shown + f"… ({len(raw) - _MAX_TEXT:,} more)" if len(raw) > _MAX_TEXT else shown
-
-
-def size(count: int) -> str:
-    """`1.8 GB` for a number of bytes."""
-    value, unit = float(count), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{count:,} bytes" if not unit else f"{value:.3g} {_UNITS[unit]}"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 call`, `1,204 calls`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def json_ready(value: Any) -> Any:
-    """The same value with non-finite numbers as the strings that the format uses, so that any JSON parser reads it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): json_ready(held) for key, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_ready(held) for held in value]
-    return value
 
 
 def _about(overview: RunOverview) -> list[str]:

@@ -5,14 +5,13 @@ Characters that XML cannot hold are left out; everything else from a run is text
 
 from __future__ import annotations
 
-import re
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from tensorprobe.model.comparison import Comparison, RankAnswer
 from tensorprobe.report import wording
 from tensorprobe.report.compare_text import render_comparison
+from tensorprobe.text import xml
 
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SUITE = "tensorprobe compare"
 
 
@@ -28,7 +27,7 @@ def render_junit(comparison: Comparison) -> str:
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(_failed(suite)))
     suite.set("errors", str(sum(case.find("error") is not None for case in cases)))
-    SubElement(suite, "system-out").text = _legal(render_comparison(comparison))
+    SubElement(suite, "system-out").text = xml(render_comparison(comparison))
     root = Element("testsuites")
     root.append(suite)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
@@ -41,10 +40,10 @@ def _rank(suite: Element, answer: RankAnswer) -> None:
     if (divergence := answer.divergence) is None:
         SubElement(case, "failure", type="diverged", message="diverges in structure")
         return
-    message = _legal(f"first at {wording.where(divergence)}")
+    message = xml(f"first at {wording.where(divergence)}")
     failure = SubElement(case, "failure", type=divergence.status, message=message)
     text = f"{message}\n{wording.evidence(divergence)}"
-    failure.text = _legal(f"{text}\n{wording.place_of(divergence.source)}" if divergence.source else text)
+    failure.text = xml(f"{text}\n{wording.place_of(divergence.source)}" if divergence.source else text)
 
 
 def _whole(suite: Element, comparison: Comparison, headline: str) -> None:
@@ -52,12 +51,8 @@ def _whole(suite: Element, comparison: Comparison, headline: str) -> None:
     case = SubElement(suite, "testcase", classname=_SUITE, name="all ranks")
     if headline != "AGREES":
         kind = "failure" if headline == "DIVERGED" else "error"
-        SubElement(case, kind, type=headline.lower(), message=_legal(wording.verdict(comparison)))
+        SubElement(case, kind, type=headline.lower(), message=xml(wording.verdict(comparison)))
 
 
 def _failed(suite: Element) -> int:
     return len(suite.findall("testcase/failure"))
-
-
-def _legal(text: str) -> str:
-    return _ILLEGAL.sub("", text)

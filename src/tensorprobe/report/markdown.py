@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tensorprobe.model.comparison import Comparison, Divergence
 from tensorprobe.report import wording
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import code, counted
 
 
 def render_markdown(comparison: Comparison, *, limit: int = 10) -> str:
@@ -25,17 +25,6 @@ def render_markdown(comparison: Comparison, *, limit: int = 10) -> str:
     )
     blocks += [_ranks(comparison, limit), _findings(comparison, limit), _coverage(comparison)]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def code(text: object) -> str:
-    """The text as code that nothing inside it can end, in a table too; nothing for an empty text."""
-    shown = plain(text)
-    if not shown.strip():
-        return ""
-    if not set(shown) & set("`|\\"):
-        return f"`{shown}`"
-    # Within a table the rules for backslashes and bars are not the same everywhere; an entity is never markup.
-    return f"<code>{''.join(s if s.isalnum() or s == ' ' else f'&#{ord(s)};' for s in shown)}</code>"
 
 
 def _heading(comparison: Comparison) -> str:

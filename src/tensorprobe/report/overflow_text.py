@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tensorprobe.model.overflow import Arrival, Birth, Born, Extent, NearLimit, OverflowReport
 from tensorprobe.model.stack import Frame
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import counted, plain
 
 _WORDS = {"nan": "NaN", "inf": "infinity", "saturated": "saturation", "flagged": "overflow"}
 _MARGIN = " " * 11

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tensorprobe.model.precheck import CallCheck, Checked, Passed, Precheck
-from tensorprobe.report.table import safe_text
 from tensorprobe.report.wording import figure, place_of
+from tensorprobe.text import sheet_text
 
 RESULT_FILE = "accuracy_checking_result.csv"
 DETAILS_FILE = "accuracy_checking_details.csv"
@@ -95,7 +95,7 @@ def write_details(precheck: Precheck, path: Path) -> None:
 
 def safe_cell(cell: Cell) -> Cell:
     """A text on one line and not a formula; numbers as they are."""
-    return safe_text(cell) if isinstance(cell, str) else cell
+    return sheet_text(cell) if isinstance(cell, str) else cell
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:

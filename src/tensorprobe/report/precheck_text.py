@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 
 from tensorprobe.model.precheck import CallCheck, Checked, Precheck
-from tensorprobe.report.inspect import counted, plain
 from tensorprobe.report.wording import figure, place_of
+from tensorprobe.text import counted, plain
 
 _MARGIN = " " * 10
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import COLUMNS, Row
+from tensorprobe.text import FORMULA, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,9 +28,6 @@ Form = Literal["parquet", "csv"]
 
 ROW_GROUP = 65_536
 """Rows that are held in memory before they are written."""
-_FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
-"""How a text starts that a spreadsheet may run, full-width signs too; apostrophes before it, so that reading can undo writing."""
-_IS_FORMULA = re.compile(_FORMULA)
 _UNPRINTABLE = r"[\pC\x{2028}\x{2029}]"
 
 
@@ -207,7 +204,7 @@ def _safe(text: pa.ChunkedArray) -> pa.ChunkedArray:
     def change(distinct: pa.Array) -> pa.Array:
         if compute.any(compute.match_substring_regex(distinct, _UNPRINTABLE)).as_py():
             distinct = pa.array([printable(held) for held in distinct.to_pylist()], pa.string())
-        return compute.replace_substring_regex(distinct, f"^({_FORMULA})", r"'\1")
+        return compute.replace_substring_regex(distinct, f"^({FORMULA})", r"'\1")
 
     return _each_distinct(text, change)
 
@@ -216,7 +213,7 @@ def _unsafe(text: pa.ChunkedArray) -> pa.ChunkedArray:
     """The text without the apostrophe that `_safe` gave it."""
     import pyarrow.compute as compute
 
-    return _each_distinct(text, lambda distinct: compute.replace_substring_regex(distinct, f"^'({_FORMULA})", r"\1"))
+    return _each_distinct(text, lambda distinct: compute.replace_substring_regex(distinct, f"^'({FORMULA})", r"\1"))
 
 
 def _each_distinct(text: pa.ChunkedArray, change: Any) -> pa.ChunkedArray:
@@ -225,19 +222,6 @@ def _each_distinct(text: pa.ChunkedArray, change: Any) -> pa.ChunkedArray:
 
     encoded = text.combine_chunks().dictionary_encode()
     return pa.chunked_array([change(encoded.dictionary).take(encoded.indices)])
-
-
-def printable(text: str) -> str:
-    """The text on one line, control characters as Python writes them: `\\n`, `\\x1b`."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
-
-
-def safe_text(text: str) -> str:
-    """The text on one line, and not a formula for any spreadsheet."""
-    shown = printable(text)
-    return f"'{shown}" if _IS_FORMULA.match(shown) else shown
 
 
 def _check_columns(names: Iterable[str], what: str) -> None:

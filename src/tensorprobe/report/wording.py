@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tensorprobe.model.comparison import Comparison, Divergence, External, Finding, Row, RunSide
 from tensorprobe.model.stack import Frame
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import counted, plain
 
 Show = Callable[[object], str]
 

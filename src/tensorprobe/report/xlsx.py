@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import COLUMNS
-from tensorprobe.report.inspect import counted
-from tensorprobe.report.table import Batch, as_table, printable
+from tensorprobe.report.table import Batch, as_table
+from tensorprobe.text import counted, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

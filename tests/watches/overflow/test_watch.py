@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import tensorprobe
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped, UnknownSetting
-from tensorprobe.report.overflow_json import overflow_schema, read_overflow
+from tensorprobe.model.overflow import OverflowReport
+from tensorprobe.standard_json import decode, schema
 from tensorprobe.watches.overflow import BornCall, OverflowWatch, find_overflow
 from tensorprobe.watches.overflow.ring import read_ring
 from tests import warm
@@ -98,8 +99,8 @@ def test_the_report_names_everything(folder: Path) -> None:
 
 def test_the_report_is_json_of_its_schema(folder: Path) -> None:
     text = (folder / "overflow.rank0.json").read_text()
-    pytest.importorskip("jsonschema").validate(json.loads(text), overflow_schema())
-    assert read_overflow(text).closed
+    pytest.importorskip("jsonschema").validate(json.loads(text), schema(OverflowReport, title="tensorprobe overflow"))
+    assert decode(text, OverflowReport, what="an overflow report").closed
     assert json.loads(find_overflow(folder).to_json())["births"][0]["call"] == "Tensor.mul.1.forward"
 
 

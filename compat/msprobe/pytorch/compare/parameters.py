@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.compared.arguments import LOG_KEY, demand_path, known_parameters
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 _SPELLINGS = {
     "npu": ("npu_json_path", "npu_path"),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.pairing.names import canonical_op
-from tensorprobe.report.inspect import plain
+from tensorprobe.text import plain
 
 OWN_FILE = Path(__file__).with_name("support_wrap_ops.yaml")
 GROUPS = {

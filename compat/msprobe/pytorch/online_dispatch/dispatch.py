@@ -19,10 +19,10 @@ from msprobe.pytorch.online_dispatch.result_folder import ResultFolder
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, did_you_mean, nearest
 from tensorprobe.legacy.compared.arguments import demand_bool, demand_path
-from tensorprobe.report.inspect import counted
 from tensorprobe.report.online_text import render_online
 from tensorprobe.taps import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank
+from tensorprobe.text import counted
 from tensorprobe.watches.online.workers import Workers
 
 DUMP_MODES = ("all", "list", "auto", "OFF")

@@ -25,7 +25,7 @@ from tensorprobe.legacy.layouts.dump_files import older_statistics
 from tensorprobe.model import DTYPES
 from tensorprobe.model.dtypes import NUMPY_NAMES
 from tensorprobe.numerics.summary import summarize_address
-from tensorprobe.report.inspect import counted, plain
+from tensorprobe.text import counted, plain
 from tensorprobe.watches.online.lifting import lower
 from tensorprobe.watches.online.verdict import Case, Judged
 

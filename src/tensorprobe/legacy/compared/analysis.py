@@ -12,8 +12,7 @@ from tensorprobe.legacy.compared.paired import NOTHING, UNMATCHED
 from tensorprobe.model import Direction, Side
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.report.advisor import advice_on, render_entries
-from tensorprobe.report.inspect import counted
-from tensorprobe.report.table import printable
+from tensorprobe.text import counted, printable
 
 _FIRST_LINE = 2
 """Of the first row, as an editor shows it: the header is line 1."""

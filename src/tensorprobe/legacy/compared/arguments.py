@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.report.inspect import plain
 from tensorprobe.report.xlsx import load_xlsxwriter
+from tensorprobe.text import plain
 
 LOG_KEY = "is_print_compare_log"
 

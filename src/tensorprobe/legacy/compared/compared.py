@@ -23,8 +23,7 @@ from tensorprobe.legacy.compared.result_file import result_files, timestamp, wri
 from tensorprobe.record import Run
 from tensorprobe.record.run import ranges
 from tensorprobe.report import wording
-from tensorprobe.report.inspect import plain
-from tensorprobe.report.table import printable
+from tensorprobe.text import plain, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,8 @@ from typing import Any
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.compared.form import Table
-from tensorprobe.report.table import safe_text
 from tensorprobe.report.xlsx import MOST_ROWS, RED, open_workbook, write_row
+from tensorprobe.text import sheet_text
 
 
 def write_csv(table: Table, partial: Path) -> None:
@@ -30,7 +30,7 @@ def write_csv(table: Table, partial: Path) -> None:
 
 def _safe_column(table: Table, name: str, values: list[Any]) -> Iterable[Any]:
     """Numbers as they are; a text is looked at once, however often it occurs."""
-    return values if name in table.form.figures else map(functools.cache(safe_text), values)
+    return values if name in table.form.figures else map(functools.cache(sheet_text), values)
 
 
 def write_workbook(table: Table, partial: Path) -> None:

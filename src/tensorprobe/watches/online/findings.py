@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import logging
 import shutil
 import threading
@@ -11,13 +10,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tensorprobe.arguments import Tensors
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model.online import OnlineResult, OnlineRow
-from tensorprobe.report.inspect import json_ready
 from tensorprobe.report.online_text import failure_line
+from tensorprobe.standard_json import encode
 from tensorprobe.taps.session import Header
 from tensorprobe.taps.sinks import Frames, Second, Taker
 from tensorprobe.watches.online.chain import Chain, Compared
@@ -257,7 +254,7 @@ class _NothingTaken:
 
 
 def _json(value: OnlineRow | OnlineResult) -> bytes:
-    return json.dumps(json_ready(msgspec.to_builtins(value)), allow_nan=False).encode()
+    return encode(value).encode()
 
 
 def make_folder(folder: Path, overwrite: bool) -> Path:

@@ -15,7 +15,7 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
 from tensorprobe.model.overflow import Arrival, Birth, OverflowReport
-from tensorprobe.report.overflow_json import read_overflow
+from tensorprobe.standard_json import decode
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.ledger import SHOWN_SPREAD, Finding
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION
@@ -66,7 +66,7 @@ def merge_watches(folder: Path) -> OverflowReport:
     reports: list[OverflowReport] = []
     for path in sorted(folder.glob("overflow.rank*.json")):
         try:
-            reports.append(read_overflow(path.read_bytes()))
+            reports.append(decode(path.read_bytes(), OverflowReport, what="an overflow report"))
         except (TensorprobeError, OSError) as error:
             raise RunDamaged(f"'{path}' cannot be read: {error}. Remove it to see the other ranks.") from None
     births, arrivals = merge_facts([*(b for r in reports for b in r.births), *(a for r in reports for a in r.arrivals)])

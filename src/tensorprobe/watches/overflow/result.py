@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from tensorprobe.model.overflow import Arrival, Birth, OverflowReport
-from tensorprobe.report.overflow_json import overflow_json
 from tensorprobe.report.overflow_text import render_overflow
+from tensorprobe.standard_json import encode
 
 SCHEMA_VERSION = 1
 
@@ -38,7 +38,7 @@ class OverflowResult:
 
     def to_json(self) -> str:
         """The whole answer as standard JSON."""
-        return overflow_json(self.summary)
+        return encode(self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole answer as plain dicts and lists."""
@@ -66,5 +66,5 @@ def write_report(folder: Path, rank: int, report: OverflowReport) -> None:
     """The whole report, or the one before it: never half of one."""
     path = report_path(folder, rank)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(overflow_json(report, indent=1) + "\n", encoding="utf-8")
+    unfinished.write_text(encode(report, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)

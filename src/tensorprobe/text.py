@@ -1,0 +1,85 @@
+"""Words and numbers as every form of output writes them, and foreign text made harmless, once for each form.
+
+Foreign text is whatever comes from a file or a program that is not ours: names, paths, error messages. Before it is
+written it goes through the function of its form: `plain` (one line on a terminal), `message` (an error of several lines),
+`sheet_text` (CSV, XLSX), `code` (Markdown), `xml` (JUnit) or `annotation` (GitHub). No function here raises.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+_MAX_TEXT = 300
+_UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
+FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
+"""The start of a text that a spreadsheet may run, full-width signs included; leading apostrophes make `sheet_text` reversible."""
+_FORMULA = re.compile(FORMULA)
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_CONTINUES = "\n  "
+"""How a further line of our own messages begins. A newline inside a foreign name is not followed by this."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 call` or `1,204 calls`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size(count: int) -> str:
+    """Return `1.8 GB` for a number of bytes."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count:,} bytes" if not unit else f"{value:.3g} {_UNITS[unit]}"
+
+
+def printable(text: str) -> str:
+    """Return the text on one line. Control characters and marks that reorder text become escapes: `\\n`, `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+def plain(text: object) -> str:
+    """Return the text for a terminal: on one line, without control characters, cut after 300 characters."""
+    raw = str(text)
+    shown = printable(raw[:_MAX_TEXT])
+    return shown + f"… ({len(raw) - _MAX_TEXT:,} more)" if len(raw) > _MAX_TEXT else shown
+
+
+def message(text: object) -> str:
+    """Return the text of an error for a terminal. Only lines that continue our own messages stay lines of their own."""
+    return _CONTINUES.join(printable(line) for line in str(text).split(_CONTINUES))
+
+
+def shell(text: object) -> str:
+    """Return the text as one word of a command that the reader may copy."""
+    return shlex.quote(printable(str(text)))
+
+
+def sheet_text(text: str) -> str:
+    """Return the text for a spreadsheet: on one line, and never a formula."""
+    shown = printable(text)
+    return f"'{shown}" if _FORMULA.match(shown) else shown
+
+
+def code(text: object) -> str:
+    """Return the text as Markdown code that nothing inside it can end, in a table too; an empty text stays empty."""
+    shown = plain(text)
+    if not shown.strip():
+        return ""
+    if not set(shown) & set("`|\\"):
+        return f"`{shown}`"
+    # Within a table the rules for backslashes and bars are not the same everywhere; an entity is never markup.
+    return f"<code>{''.join(s if s.isalnum() or s == ' ' else f'&#{ord(s)};' for s in shown)}</code>"
+
+
+def xml(text: str) -> str:
+    """Return the text without the characters that XML cannot hold. Escaping markup is the XML writer's job."""
+    return _NOT_XML.sub("", text)
+
+
+def annotation(text: str, *, is_property: bool = False) -> str:
+    """Return the text as the message, or a property, of a GitHub annotation: it cannot end its line or start a command."""
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escaped.replace(":", "%3A").replace(",", "%2C") if is_property else escaped
