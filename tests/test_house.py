@@ -124,7 +124,6 @@ DEBT_ARROWS = {
     ("ptdbg_ascend", "watches"),
     ("record", "legacy"),
     ("taps", "legacy"),
-    ("work", "engine"),
 }
 """Arrows that are still to be turned: room → room."""
 DEBT_HOOKS = {"compat/msprobe/pytorch/debugger/saved_variables.py", "src/tensorprobe/inject/capture.py"}

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tensorprobe.engine import compare
-from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare, SettingsError
 from tensorprobe.work import cluster
 from tests.engine.many_ranks import listed, write_pair, written
@@ -100,34 +99,78 @@ def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("threads", "machines", "asked"),
-    [(None, [8.0], 1), (16, [8.0, 4.0], 8), (2, [8.0], 2), (16, [], 16), (4, [0.0], 4)],
+    [(1, [8.0], 1), (16, [8.0, 4.0], 8), (2, [8.0], 2), (16, [], 16), (4, [0.0], 4)],
 )
-def test_a_task_never_asks_for_more_than_a_machine_has(threads: int | None, machines: list[float], asked: int) -> None:
+def test_a_task_never_asks_for_more_than_a_machine_has(threads: int, machines: list[float], asked: int) -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": count}} for count in machines]
     gone = {"Alive": False, "Resources": {"CPU": 99.0}}
     ray = stand_in(nodes=lambda: [*nodes, gone])
-    assert cluster._processors(ray, CompareSettings(engine="ray", threads=threads)) == asked
+    assert cluster._processors(ray, threads) == asked
 
 
-def test_a_lost_worker_is_an_error_that_names_its_rank() -> None:
-    class RayError(Exception):
-        pass
+class RayError(Exception):
+    pass
 
-    class RayTaskError(RayError):
-        cause: Exception | None = None
 
-    def get(reference: Exception) -> None:
-        raise reference
+class RayTaskError(RayError):
+    cause: Exception | None = None
 
-    exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
-    ray, task = stand_in(get=get, exceptions=exceptions), types.SimpleNamespace(rank=5)
-    with pytest.raises(
-        CannotCompare, match="lost the worker that compared rank 5: out of memory\n  Nothing was written"
-    ):
-        cluster._fetch(ray, RayError("out of memory\nmore"), task)  # type: ignore[arg-type]
-    absent = RayTaskError("...")
-    absent.cause = ModuleNotFoundError("No module named 'tensorprobe'")
-    with pytest.raises(CannotCompare, match=r"cannot import tensorprobe: No module .*\n  Install it on every machine"):
-        cluster._fetch(ray, absent, task)  # type: ignore[arg-type]
-    with pytest.raises(RayTaskError, match="a bug"):
-        cluster._fetch(ray, RayTaskError("a bug"), task)  # type: ignore[arg-type]
+
+ABSENT = RayTaskError("...")
+ABSENT.cause = ModuleNotFoundError("No module named 'tensorprobe'")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "message"),
+    [
+        (
+            RayError("out of memory\nmore"),
+            CannotCompare,
+            "the worker that compared rank 2 was lost by the cluster: out of memory\n  Nothing was written",
+        ),
+        (
+            ABSENT,
+            CannotCompare,
+            r"cannot import tensorprobe: No module .*\n  Install it on every machine(.|\n)*--jobs N",
+        ),
+        (RayTaskError("a bug"), RayTaskError, "a bug"),
+    ],
+    ids=["lost", "not installed", "bug"],
+)
+def test_a_worker_that_fails_is_an_error_that_says_why(
+    failure: Exception, kind: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last parcel, that of rank 2, fails; the others are answered in this process."""
+
+    def get(answer: list[Any]) -> Any:
+        if answer[0] == 2:
+            raise failure
+        return answer[1]
+
+    class Remote:
+        def __init__(self, function: Any) -> None:
+            self._function, self._count = function, 0
+
+        def remote(self, *arguments: Any) -> Any:
+            self._count += 1
+            return (self._count - 1, self._function(*arguments))
+
+    ray = stand_in(
+        is_initialized=lambda: True,
+        nodes=list,
+        remote=lambda **_: Remote,
+        wait=lambda references, num_returns: (references[:num_returns], references[num_returns:]),
+        get=get,
+        cancel=lambda reference, force: None,
+        exceptions=types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(kind, match=message):
+        compare(*write_pair(tmp_path), engine="ray")
+
+
+def test_a_worker_with_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content, _, refusal = cluster._perform("0.0.1", "tensorprobe.engine.tasks:answer_tasks", b"", b"")
+    assert content is None
+    assert isinstance(cluster.as_error(refusal), SettingsError)
+    assert "this machine has 0.0.1" in str(cluster.as_error(refusal))

@@ -17,14 +17,20 @@ from tests.engine.many_ranks import listed, write_pair
 OWN_PERFORM = """
 import sys; sys.path[:] = {path!r}
 import os, signal, msgspec
-from tensorprobe.work import pool as workers
-real = workers.perform
-def perform(parcel, progress):
-    if msgspec.msgpack.decode(parcel)["task"]["rank"] == 1:
-        ACT
-    return real(parcel, progress)
-workers.perform = perform
-workers.serve({descriptor})
+from contextlib import contextmanager
+from tensorprobe.engine import tasks
+from tensorprobe.work import pool
+real = tasks.answer_tasks
+@contextmanager
+def answer_tasks(start, progress):
+    with real(start, progress) as answer:
+        def act(parcel):
+            if msgspec.msgpack.decode(parcel)["task"]["rank"] == 1:
+                ACT
+            return answer(parcel)
+        yield act
+tasks.answer_tasks = answer_tasks
+pool.serve({descriptor})
 """
 """A worker that does something else when it is given rank 1."""
 
@@ -63,7 +69,7 @@ def test_an_error_in_a_task_is_the_same_wherever_it_runs(jobs: int, tmp_path: Pa
 @pytest.mark.parametrize(
     ("act", "how"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"was ended by signal 9 \(SIGKILL\)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by signal 9 \(SIGKILL\), perhaps because memory ran out"),
         ("os._exit(7)", "ended with exit code 7"),
     ],
     ids=["killed", "gone"],
@@ -109,11 +115,11 @@ def test_an_interrupt_ends_the_processes(processes: Any, tmp_path: Path, monkeyp
 def test_a_worker_whose_parent_has_gone_stops() -> None:
     ours, theirs = workers.Pipe()
     with theirs:
-        told = workers._Told(theirs)
-        told.add(1)
+        report = workers._Report(theirs)
+        report.add(1)
         ours.close()
         with pytest.raises(BrokenPipeError):
-            told.tell()
+            report.send()
 
 
 def test_no_more_processes_than_ranks_and_all_of_them_end(processes: Any, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tensorprobe.engine.gather import gather
-from tensorprobe.engine.local import run_tasks
 from tensorprobe.engine.output import Output, write_result
 from tensorprobe.engine.places import Place, Side, open_sides
 from tensorprobe.engine.plan import Plan, plan_tasks
 from tensorprobe.engine.rank_task import Progress, RankResult
 from tensorprobe.engine.result import Result, Rows
 from tensorprobe.engine.settings import CompareSettings, Engine, Numbers, TableForm
+from tensorprobe.engine.tasks import run_tasks
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import Policy
 from tensorprobe.model.comparison import Comparison

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tensorprobe.engine.parcel import as_refusal
 from tensorprobe.engine.remote import RemoteFolder, is_url, local_path
 from tensorprobe.engine.result import Result, Rows
 from tensorprobe.engine.settings import TableForm
+from tensorprobe.engine.tasks import as_refusal
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import Comparison
 from tensorprobe.report.advisor import render_advice

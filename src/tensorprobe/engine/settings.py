@@ -16,6 +16,7 @@ from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.judge import Policy, load_policy
 from tensorprobe.pairing.mapping import read_mapping
 from tensorprobe.settings import parse_numbers
+from tensorprobe.work.pool import processors
 
 Numbers = str | int | Iterable[int]
 Engine = Literal["local", "ray"]
@@ -91,14 +92,7 @@ class CompareSettings:
         """Threads of each of so many tasks: the processors of this machine are divided among those that run at once."""
         if self.threads is not None:
             return self.threads
-        return 1 if self.engine == "ray" else max(1, _processors() // min(self.jobs, max(tasks, 1)))
-
-
-def _processors() -> int:
-    """The processors that this process may use: a batch system often gives fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return 1 if self.engine == "ray" else max(1, processors() // min(self.jobs, max(tasks, 1)))
 
 
 def _demand_positive(number: Any, name: str) -> None:

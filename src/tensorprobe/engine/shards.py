@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from tensorprobe.engine.comparison import conclude
-from tensorprobe.engine.local import run_tasks
 from tensorprobe.engine.output import Output, write_result, write_text
 from tensorprobe.engine.places import Place, Side, open_sides
 from tensorprobe.engine.plan import plan_tasks
@@ -36,6 +35,7 @@ from tensorprobe.engine.shard_files import (
     read_shards,
     rows_name,
 )
+from tensorprobe.engine.tasks import run_tasks
 from tensorprobe.errors import CannotCompare, SettingsError
 from tensorprobe.record.run import ranges
 from tensorprobe.standard_json import encode

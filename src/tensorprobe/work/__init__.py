@@ -1,1 +1,1 @@
-"""Processes of this machine and a Ray cluster. Knows nothing of what they compute."""
+"""Processes of this machine and a Ray cluster. They know nothing of what they compute."""

@@ -1,8 +1,8 @@
-"""Tasks on a Ray cluster that exists already. The only place that imports ray.
+"""Parcels on a Ray cluster that already exists. The only module that imports ray; it knows nothing of what they compute.
 
-Workers give back their rows as bytes and this process writes them, so that the output folder need not be shared; the
-runs must be: at the same path on every machine, or behind a URL. No cluster is ever started, except one on this machine
-for `address="local"`, which ends with the comparison.
+The same jobs as in `pool`, with one parcel for each Ray task. Replies come back as bytes, so the caller's output folder need not be
+shared; whatever a parcel reads must be visible on every machine. No cluster is ever started, except one on this machine
+for `address="local"`, which ends with the work.
 """
 
 from __future__ import annotations
@@ -10,79 +10,108 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorprobe.engine.parcel import pack, perform, unpack
-from tensorprobe.engine.rank_task import Progress, RankTask
-from tensorprobe.engine.settings import CompareSettings
-from tensorprobe.errors import CannotCompare, SettingsError, TensorprobeError
-from tensorprobe.work.pool import Take
+from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.version import VERSION
+from tensorprobe.work.pool import Death, Job, Progress, as_bytes, as_error, resolve
 
 _IN_FLIGHT = 256
-"""Tasks handed to the cluster at once: enough to make it grow, few enough that rows do not pile up in its memory."""
-_ANSWER_S = 5.0
-_INSTEAD = "Compare on this machine instead: --jobs N; or with a Ray of its own: --address local."
+"""Parcels that the cluster holds at once: enough to make it grow, few enough that replies do not fill its memory."""
+_CONNECT_S = 5.0
+
+
+class ClusterFailed(Exception):
+    """The cluster cannot be used."""
 
 
 def run_on_cluster(
-    tasks: Sequence[RankTask], settings: CompareSettings, *, rows: bool, take: Take, progress: Progress | None
+    job: Job,
+    parcels: Sequence[bytes],
+    *,
+    address: str | None,
+    jobs: int,
+    threads: int,
+    take: Callable[[int, bytes], None],
+    died: Callable[[Death], None],
+    progress: Progress | None = None,
 ) -> None:
-    """Run the tasks on the cluster; `take` has each outcome as it comes, in any order."""
-    with _connected(settings) as ray:
-        remote = ray.remote(num_cpus=_processors(ray, settings))(perform)
-        waiting = list(enumerate(tasks))[::-1]
-        running: dict[Any, tuple[int, RankTask]] = {}
+    """Run all parcels on the cluster; `take` and `died` as in `run_in_processes`. Each parcel asks for `threads` processors.
+
+    `jobs` limits the processors of a cluster that is started here (`address="local"`). ClusterFailed when there is no
+    cluster, or when it cannot run this package.
+    """
+    with _connected(address, jobs) as ray:
+        remote = ray.remote(num_cpus=_processors(ray, threads))(_perform)
+        waiting = list(enumerate(parcels))[::-1]
+        running: dict[Any, int] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < _IN_FLIGHT:
-                    number, task = waiting.pop()
-                    running[remote.remote(pack(task, rows=rows))] = number, task
+                    number, parcel = waiting.pop()
+                    running[remote.remote(VERSION, job.target, job.start, parcel)] = number
                 for done in ray.wait(list(running), num_returns=1)[0]:
-                    number, task = running[done]
-                    outcome, packed = _fetch(ray, done, task)
+                    number = running[done]
+                    outcome = _fetch(ray, done, number)
                     del running[done]
-                    result, pairs = _unpack(outcome, task)
-                    take(number, result, packed)
+                    if isinstance(outcome, Death):
+                        died(outcome)
+                        continue
+                    content, count = outcome
+                    take(number, content)
                     if progress is not None:
-                        progress(pairs)
+                        progress(count)
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
 
 
-def _fetch(ray: Any, reference: Any, task: RankTask) -> tuple[bytes, bytes]:
+def _perform(version: str, target: str, start: bytes, parcel: bytes) -> tuple[bytes | None, int, bytes]:
+    """Answer one parcel on a worker: the reply, how much progress was made, and the packed error if it failed."""
+    count = 0
+
+    def add(more: int) -> None:
+        nonlocal count
+        count += more
+
     try:
-        held: tuple[bytes, bytes] = ray.get(reference)
-        return held
+        if version != VERSION:
+            raise SettingsError(
+                f"the worker has tensorprobe {VERSION}, this machine has {version}. Install the same version on both."
+            )
+        with resolve(target)(start, add) as answer:
+            return answer(parcel).content, count, b""
+    except TensorprobeError as error:
+        return None, count, as_bytes(error)
+
+
+def _fetch(ray: Any, reference: Any, number: int) -> tuple[bytes, int] | Death:
+    """The reply of a parcel and its progress, or how its worker died."""
+    try:
+        content, count, refusal = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ImportError) or "ModuleNotFoundError" in str(error):
-            raise CannotCompare(
-                f"a worker of the cluster cannot import tensorprobe: {error.cause}.\n  Install it on every machine. {_INSTEAD}"
+            raise ClusterFailed(
+                f"a worker of the cluster cannot import tensorprobe: {error.cause}.\n  Install it on every machine."
             ) from None
         raise
     except ray.exceptions.RayError as error:
-        raise CannotCompare(
-            f"the cluster lost the worker that compared rank {task.rank}: {_first_line(error)}\n"
-            f"  Nothing was written. {_INSTEAD}"
-        ) from None
-
-
-def _unpack(outcome: bytes, task: RankTask) -> Any:
-    try:
-        return unpack(outcome)
-    except TensorprobeError as error:
-        if isinstance(error, FileNotFoundError):
-            raise type(error)(
-                f"{error}\n  That was on a worker of the cluster (rank {task.rank}): it must see the run at the same path. {_INSTEAD}"
-            ) from None
-        raise
+        return Death(number, "was lost by the cluster", _first_line(error))
+    if content is not None:
+        return content, count
+    refused = as_error(refusal)
+    if isinstance(refused, FileNotFoundError):
+        refused = type(refused)(
+            f"{refused}\n  This happened on a worker of the cluster. Every worker must see the files at the same path."
+        )
+    raise refused
 
 
 @contextmanager
-def _connected(settings: CompareSettings) -> Iterator[Any]:
-    """Ray, connected. A connection that the program had already is used and left; ours is closed."""
+def _connected(address: str | None, jobs: int) -> Iterator[Any]:
+    """Ray, connected. A connection that the program already has is used and kept; ours is closed."""
     try:
         import ray
     except ImportError as error:
@@ -92,11 +121,11 @@ def _connected(settings: CompareSettings) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    address = settings.address or "auto"
-    _demand_answer(address)
+    address = address or "auto"
+    _check_reachable(address)
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address == "local":
-        options |= {"include_dashboard": False, "num_cpus": settings.jobs if settings.jobs > 1 else None}
+        options |= {"include_dashboard": False, "num_cpus": jobs if jobs > 1 else None}
     try:
         ray.init(address=address, **options)
     except (OSError, RuntimeError, ValueError) as error:
@@ -107,24 +136,23 @@ def _connected(settings: CompareSettings) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _demand_answer(address: str) -> None:
-    """Ray itself tries for minutes to reach a machine that does not answer."""
+def _check_reachable(address: str) -> None:
+    """Raise ClusterFailed at once if nothing answers; Ray itself retries for minutes."""
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     host, _, port = named.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         except OSError as error:
             raise _no_cluster(named, str(error)) from None
 
 
-def _no_cluster(address: str, fact: str) -> CannotCompare:
-    return CannotCompare(f"no Ray cluster can be used at {address!r}: {fact}\n  {_INSTEAD}")
+def _no_cluster(address: str, fact: str) -> ClusterFailed:
+    return ClusterFailed(f"no Ray cluster can be used at {address!r}: {fact}")
 
 
-def _processors(ray: Any, settings: CompareSettings) -> int:
-    """What a task asks for: its threads, but never more than a machine of the cluster has, or it would wait for ever."""
-    threads = settings.threads or 1
+def _processors(ray: Any, threads: int) -> int:
+    """What a parcel asks for: its threads, but at most what a machine of the cluster has, or it would wait forever."""
     largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
     return min(threads, largest) if largest else threads
 

@@ -1,115 +1,243 @@
-"""Tasks in processes of this machine: each takes one rank after the other.
+"""A pool of isolated processes on this machine. It knows nothing of what they compute.
 
-The processes are started afresh and import only this package: the user's program is not run again in them, so a script
-needs no guard around its main part. A process that dies is an error that names its rank. Whatever happens here,
-Ctrl-C included, no process is left when `run_in_processes` is over.
+In: the name of a function, bytes to start it with, and a parcel of bytes for each piece of work. Out: a reply of bytes for
+each parcel, in the order in which they finish. Nothing is pickled. Processes are started afresh and import only this package:
+the user's program does not run again in them, so a script needs no guard around its main part. Whatever happens,
+Ctrl-C included, no process is left when `run_in_processes` returns or raises.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
 
-from tensorprobe.engine.parcel import pack, perform, unpack
-from tensorprobe.engine.rank_task import Progress, RankResult, RankTask
-from tensorprobe.errors import CannotCompare
+import msgspec
 
-_TELL_S = 0.1
-"""A worker tells its progress so often, not for each pair."""
+from tensorprobe import errors
+from tensorprobe.errors import TensorprobeError
+
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from tensorprobe.work.pool import serve; serve({descriptor})"
-_PROGRESS, _DONE, _BUG = b"p", b"d", b"b"
+_START_S = 300.0
+"""Time limit for a process to import torch and to open a device and a run."""
+_DEATH_S = 10.0
+_REPORT_S = 0.1
+"""Interval at which a process reports progress."""
+_TAIL_BYTES = 4096
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
+_READY, _PROGRESS, _DONE, _LAST, _REFUSED, _BUG = b"r", b"p", b"d", b"l", b"x", b"b"
 
-Take = Callable[[int, RankResult, bytes], None]
-"""Is given the number of a task, its result and its packed rows."""
+Progress = Callable[[int], None]
+
+
+class Reply(NamedTuple):
+    """What a process returns for one parcel."""
+
+    content: bytes
+    last: bool = False
+    """Whether the process must end now, for example because its device no longer responds."""
+
+
+Answer = Callable[[bytes], Reply]
+Target = Callable[[bytes, Progress], AbstractContextManager[Answer]]
+"""What a job names: given the start bytes and a progress callback, it opens a context that answers parcels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the processes of a pool run."""
+
+    target: str
+    """`package.module:function` of a `Target`."""
+    start: bytes = b""
+    isolated: bool = True
+    """Whether Python starts without the user's environment, site packages hooks included."""
+    time_limit_s: float | None = None
+    """For one parcel. A process that exceeds it is killed."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a process died while it worked on a parcel."""
+
+    number: int
+    """Position of the parcel."""
+    how: str
+    """A predicate: `ended with exit code 7`."""
+    last_line: str
+    """The last line it wrote to stderr while it worked on the parcel."""
+    bug: str = ""
+    """The traceback, if the target raised an unexpected exception."""
+
+
+class StartFailed(Exception):
+    """A process died before it was ready for its first parcel."""
 
 
 def run_in_processes(
-    tasks: Sequence[RankTask], jobs: int, *, rows: bool, take: Take, progress: Progress | None
+    job: Job,
+    parcels: Sequence[bytes],
+    *,
+    jobs: int,
+    take: Callable[[int, bytes], None],
+    died: Callable[[Death], None],
+    begin: Callable[[], None] = lambda: None,
+    progress: Progress | None = None,
 ) -> None:
-    """Run the tasks, at most `jobs` at once; `take` has each outcome as it comes, in any order."""
-    waiting = deque(enumerate(tasks))
+    """Run all parcels, at most `jobs` at a time. `take` receives the number and the reply of each parcel as it finishes.
+
+    `died` is called when a process dies. It either raises, which ends the pool, or records the parcel as lost; then another
+    process takes over. `begin` is called before each parcel is sent, so the first call means that a process has
+    started properly. Errors of the user (TensorprobeError) are raised here as they were raised there. StartFailed when a
+    process never becomes ready.
+    """
+    waiting = deque(enumerate(parcels))
+    left = len(parcels)
     workers: dict[Connection, _Worker] = {}
     try:
-        for _ in range(min(jobs, len(tasks))):
-            worker = _Worker()
-            workers[worker.connection] = worker
-            worker.give(*waiting.popleft(), rows=rows)
-        while busy := [connection for connection, worker in workers.items() if worker.task is not None]:
-            for ready in wait(busy):
-                worker = workers[ready]  # type: ignore[index]  # what `wait` gives are those it was given
-                if not worker.hear(take, progress):
+        while left:
+            while len(workers) < min(jobs, left):
+                worker = _Worker(job)
+                workers[worker.connection] = worker
+            busy = [worker for worker in workers.values() if not worker.idle]
+            patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+            ready = wait([worker.connection for worker in busy], None if patience == float("inf") else patience)
+            for worker in busy:
+                if worker.connection in ready:
+                    outcome = worker.hear(progress)
+                elif worker.deadline <= time.monotonic():
+                    outcome = worker.give_up()
+                else:
                     continue
-                if waiting:
-                    worker.give(*waiting.popleft(), rows=rows)
+                if outcome is not None:
+                    left -= 1
+                    died(outcome) if isinstance(outcome, Death) else take(*outcome)
+                if worker.gone:
+                    del workers[worker.connection]
+                    worker.end()
+                elif worker.idle and waiting:
+                    begin()
+                    worker.give(*waiting.popleft())
     finally:
         for worker in workers.values():
             worker.end()
 
 
 class _Worker:
-    """One process, and the task it is at."""
+    """One process and the parcel it works on."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
         self.connection, theirs = Pipe()
+        flags = ["-I", "-S"] if job.isolated else []
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())],
+                [sys.executable, *flags, "-c", _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
                 pass_fds=[theirs.fileno()],
             )
-        self.task: RankTask | None = None
-        self._number = -1
+        self.deadline = time.monotonic() + _START_S
+        self.gone = False
+        self._ready = False
+        self._number: int | None = None
+        self._stderr_start = 0
+        self._send(job.target.encode(), job.start)
 
-    def give(self, number: int, task: RankTask, *, rows: bool) -> None:
-        self._number, self.task = number, task
-        try:
-            self.connection.send_bytes(pack(task, rows=rows))
-        except OSError:
-            raise self._death() from None
+    @property
+    def idle(self) -> bool:
+        return self._ready and self._number is None
 
-    def hear(self, take: Take, progress: Progress | None) -> bool:
-        """Receive one message; whether the task is done with it."""
+    def give(self, number: int, parcel: bytes) -> None:
+        """Send a parcel to the process."""
+        self._number = number
+        self._stderr_start = os.fstat(self._stderr.fileno()).st_size
+        limit = self._job.time_limit_s
+        self.deadline = float("inf") if limit is None else time.monotonic() + limit
+        self._send(parcel)
+
+    def hear(self, progress: Progress | None) -> tuple[int, bytes] | Death | None:
+        """Receive one message. Return the outcome of the parcel if it is finished."""
         try:
             message = self.connection.recv_bytes()
-            packed = self.connection.recv_bytes() if message[:1] == _DONE else b""
         except (EOFError, OSError):
-            raise self._death() from None
+            return self._death(self._how_it_ended())
         kind, content = message[:1], message[1:]
-        if kind == _PROGRESS:
+        if kind in (_DONE, _LAST):
+            assert self._number is not None
+            number, self._number = self._number, None
+            self.gone = kind == _LAST
+            return number, content
+        if kind == _READY:
+            self._ready = True
+        elif kind == _PROGRESS:
             if progress is not None:
                 progress(int.from_bytes(content, "little"))
-            return False
-        if kind == _BUG:
-            assert self.task is not None
-            raise RuntimeError(f"comparing rank {self.task.rank} failed in a process:\n{content.decode()}")
-        result, _ = unpack(content)
-        self.task = None
-        take(self._number, result, packed)
-        return True
+        elif kind == _BUG:
+            return self._death("raised an exception", bug=content.decode())
+        else:
+            raise as_error(content, self._last_line())
+        return None
+
+    def give_up(self) -> Death:
+        """Kill a process that has exceeded its time limit."""
+        self._process.kill()
+        limit = _START_S if self._number is None else self._job.time_limit_s
+        return self._death(f"did not end within {limit:g} s")
 
     def end(self) -> None:
-        """End the process: at once when it is at work, else it goes by itself when nobody speaks to it any more."""
-        if self.task is not None:
+        """End the process: kill it if it is at work; otherwise it exits when its pipe closes."""
+        if not self.idle:
             self._process.kill()
         self.connection.close()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a device may hold it; it dies when the device lets go
+            self._process.wait(_DEATH_S)
+        self._stderr.close()
 
-    def _death(self) -> CannotCompare:
-        assert self.task is not None
-        code = self._process.wait()
-        how = f"was ended by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
-        return CannotCompare(
-            f"the process that compared rank {self.task.rank} {how}. Nothing was written.\n"
-            "  If memory was short, use fewer --jobs; --jobs 1 compares in this process."
-        )
+    def _send(self, *messages: bytes) -> None:
+        with contextlib.suppress(OSError):  # the process is gone: `hear` reports that
+            for message in messages:
+                self.connection.send_bytes(message)
+
+    def _death(self, how: str, bug: str = "") -> Death:
+        self.gone = True
+        last = bug.strip().splitlines()[-1] if bug else self._last_line()
+        if self._number is None:
+            raise StartFailed(f"{how}." + (f"\n  {last}" if last else ""))
+        return Death(self._number, how, last, bug)
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_DEATH_S)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe and did not end"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        perhaps = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
+        return f"was killed by signal {-code} ({_signal_name(-code)}){perhaps}"
+
+    def _last_line(self) -> str:
+        """The last line that the process wrote to stderr since it received its parcel."""
+        self._stderr.seek(max(self._stderr_start, os.fstat(self._stderr.fileno()).st_size - _TAIL_BYTES))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
 
 
 def _signal_name(number: int) -> str:
@@ -119,43 +247,84 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
+def processors() -> int:
+    """The number of processors that this process may use: a batch system often grants fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    kind: str
+    message: str
+
+
+def as_bytes(error: TensorprobeError) -> bytes:
+    """An error of the user, to be raised again in another process."""
+    return msgspec.msgpack.encode(_Refusal(type(error).__name__, str(error)))
+
+
+def as_error(packed: bytes, last_line: str = "") -> TensorprobeError:
+    """The error that `as_bytes` packed, followed by what the process wrote last."""
+    refusal = msgspec.msgpack.decode(packed, type=_Refusal)
+    kind: Any = getattr(errors, refusal.kind, TensorprobeError)
+    error: TensorprobeError = kind(refusal.message + (f"\n  {last_line}" if last_line else ""))
+    return error
+
+
+def resolve(target: str) -> Target:
+    """The function behind `package.module:function`; only this package has targets."""
+    module, _, name = target.partition(":")
+    if module.partition(".")[0] != "tensorprobe":
+        raise ValueError(f"{target!r} is not a function of tensorprobe")
+    found: Target = getattr(import_module(module), name)
+    return found
+
+
 def serve(descriptor: int) -> None:
-    """The life of a worker: tasks come and outcomes go through the connection until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers itself
+    """Run the loop of a process: answer parcels until the other end closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its processes itself
+    if sys.platform == "linux":
+        # A parcel that hangs never looks at the pipe. If the parent is killed, this process must end all the same.
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     with Connection(descriptor) as connection:
-        told = _Told(connection)
-        while True:
-            try:
-                parcel = connection.recv_bytes()
-            except (EOFError, OSError):
-                return
-            try:
-                outcome, rows = perform(parcel, told.add)
-                told.tell()
-            except BrokenPipeError:
-                return  # the parent has gone: nobody waits for this any more
-            except Exception:
-                connection.send_bytes(_BUG + traceback.format_exc().encode())
-                continue
-            connection.send_bytes(_DONE + outcome)
-            connection.send_bytes(rows)
+        try:
+            _serve(connection)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # the parent is gone
+        except TensorprobeError as error:
+            connection.send_bytes(_REFUSED + as_bytes(error))
+        except Exception:
+            connection.send_bytes(_BUG + traceback.format_exc().encode())
 
 
-class _Told:
-    """Counts pairs and tells them now and then. To a parent that has gone this raises BrokenPipeError, which ends the task."""
+def _serve(connection: Connection) -> None:
+    target, start = connection.recv_bytes().decode(), connection.recv_bytes()
+    report = _Report(connection)
+    with resolve(target)(start, report.add) as answer:
+        connection.send_bytes(_READY)
+        last = False
+        while not last:
+            content, last = answer(connection.recv_bytes())
+            report.send()
+            connection.send_bytes((_LAST if last else _DONE) + content)
+
+
+class _Report:
+    """Adds up progress and sends it now and then. If the parent is gone, BrokenPipeError ends the work."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._count = 0
-        self._next = time.monotonic() + _TELL_S
+        self._next = time.monotonic() + _REPORT_S
 
-    def add(self, pairs: int) -> None:
-        self._count += pairs
+    def add(self, count: int) -> None:
+        self._count += count
         if time.monotonic() >= self._next:
-            self.tell()
+            self.send()
 
-    def tell(self) -> None:
+    def send(self) -> None:
         if self._count:
             self._connection.send_bytes(_PROGRESS + self._count.to_bytes(8, "little"))
         self._count = 0
-        self._next = time.monotonic() + _TELL_S
+        self._next = time.monotonic() + _REPORT_S
