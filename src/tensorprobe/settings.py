@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.model import CaptureLevel
 
-CaptureLevel = Literal["module", "api", "aten", "mix"]
 Mode = Literal["summary", "tensor", "structure"]
 
-LEVELS: tuple[str, ...] = get_args(CaptureLevel)
+LEVELS: tuple[str, ...] = tuple(map(str, CaptureLevel))
 MODES: tuple[str, ...] = get_args(Mode)
 DIRECTIONS = ("forward", "backward")
 SIDES = ("input", "output")
@@ -22,7 +22,7 @@ SIDES = ("input", "output")
 class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a probe records. Build it with `capture_settings`, which checks every value."""
 
-    level: str = "api"
+    level: CaptureLevel = CaptureLevel.API
     mode: str = "tensor"
     steps: tuple[int, ...] | None = None
     ranks: tuple[int, ...] | None = None
@@ -92,7 +92,7 @@ def capture_settings(**given: Any) -> CaptureSettings:
         values["span"] = _texts(values["span"], "span")
         if len(values["span"]) != 2:
             raise SettingsError(f"span takes two names, the first and the last call; got {len(values['span'])}.")
-    if values.get("inside") and values.get("level", "api") != "aten":
+    if values.get("inside") and not CaptureLevel(values.get("level", CaptureLevel.API)).has_aten:
         raise SettingsError(
             f"inside picks ATen calls by the API call they are made in; level is {values.get('level', 'api')!r}. "
             "Set level='aten', or pick the API calls themselves with names."

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ptdbg_ascend as ptdbg
 from tensorprobe.errors import CaptureIncomplete, RunExists, SettingsError, UnknownSetting
+from tensorprobe.model import Level
 from tests.compat.reading import Dump, read_dump
 
 
@@ -343,7 +344,7 @@ def test_a_name_that_cannot_be_a_file_stays_inside_the_folder(tmp_path: Path) ->
         number = files.tensors.store(memoryview(b"\0\0\0\0"), "")
         event = SlotEvent(f"output.{key}", "float32", (1,), "cpu", None, False, 0, None)
         slots.append((event, Stored(Moments(0, 0, 0, 0, 0, 0), "", 4, number)))
-    files.call(CallEvent("Torch.f.0.forward", "api", "", None, None, None, 0, 0, None, None, None, []), slots)
+    files.call(CallEvent("Torch.f.0.forward", Level.API, "", None, None, None, 0, 0, None, None, None, []), slots)
     files.finish(None, os.getpid())
     assert len(read_dump(tmp_path / "d" / "x.pkl").lines) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]

@@ -29,8 +29,6 @@ from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, ranges
 from tensorprobe.text import counted
 
-_LEVELS = ("api", "aten")
-
 
 class Task(msgspec.Struct, frozen=True):
     """Where a call and its backward stand in the run: all that a process needs to be told."""
@@ -152,7 +150,7 @@ class _Reading:
                 continue
             line, call = item
             entry = Entry(line, call.name, call.repeat)
-            if call.level not in _LEVELS:
+            if not call.level.is_op:
                 self._modules += call.direction == "forward"
             elif call.direction == "backward":
                 self.backwards.setdefault(forward_name(call.name), (entry, self._told_by_values(call)))

@@ -19,7 +19,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]:
     """The rows of one step of one rank, a bounded number at a time."""
     calls, rows = measured.calls, measured.rows
-    by_call = {
+    by_call: dict[str, Sequence[str]] = {
         "call": calls.name,
         "candidate_call": calls.candidate,
         "level": calls.level,

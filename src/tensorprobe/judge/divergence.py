@@ -15,6 +15,7 @@ import msgspec
 import numpy
 
 from tensorprobe.judge.externals import external_of
+from tensorprobe.model import Level
 from tensorprobe.model.comparison import STATUSES, Divergence, External, Finding, Inputs, Row
 from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, UNMEASURED, VERDICTS, Measured, Opinion
 
@@ -79,7 +80,7 @@ class _Step:
             index=calls.index[call],
             call=calls.name[call],
             candidate_call=calls.candidate[call],
-            level=calls.level[call],  # type: ignore[arg-type]
+            level=calls.level[call],
             direction=calls.direction[call],  # type: ignore[arg-type]
             module=calls.module[call],
             status=STATUSES[opinion.status[call]],
@@ -105,9 +106,6 @@ class _Step:
         epoch = int(self.epochs[min(before, len(self.epochs) - 1)]) if len(self.epochs) else 0
         parts = finding.call.rsplit(".", 2)
         direction = "backward" if "backward" in parts[-2:] else "forward"
-        level = (
-            "module" if finding.call.startswith("Module.") else "aten" if finding.call.startswith("Aten.") else "api"
-        )
         only_candidate = finding.kind == "only_candidate"
         divergence = Divergence(
             step=finding.step,
@@ -115,7 +113,7 @@ class _Step:
             index=finding.index,
             call="" if only_candidate else finding.call,
             candidate_call=finding.call if only_candidate else "",
-            level=level,  # type: ignore[arg-type]
+            level=Level.of(finding.call),
             direction=direction,  # type: ignore[arg-type]
             module=finding.module,
             status="structural",
@@ -253,7 +251,7 @@ def make_row(measured: Measured, opinion: Opinion, row: int) -> Row:
         call=calls.name[call],
         candidate_call=calls.candidate[call],
         repeat=calls.repeat[call],
-        level=calls.level[call],  # type: ignore[arg-type]
+        level=calls.level[call],
         direction=calls.direction[call],  # type: ignore[arg-type]
         module=calls.module[call],
         slot=rows.slot[row],

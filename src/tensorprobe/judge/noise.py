@@ -156,7 +156,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     families = numpy.array([family_of(op) for op in calls.op], dtype=numpy.int64)
     # An ATen call in backward is an op like any other: it has all it works with among its own inputs.
     backward = numpy.array(
-        [way == "backward" and level != "aten" for way, level in zip(calls.direction, calls.level, strict=True)],
+        [way == "backward" and level.links_backward for way, level in zip(calls.direction, calls.level, strict=True)],
         dtype=bool,
     )
     forward = numpy.array(calls.forward, dtype=numpy.int64)

@@ -338,7 +338,7 @@ class _State:
         """
         calls = self.measured.calls
         direction, path = calls.direction[call], calls.module[call]
-        if calls.level[call] == "module":
+        if calls.level[call].is_module:
             own = module_path(calls.op[call])
             path = own.rpartition(".")[0]
             if not own:
@@ -351,7 +351,7 @@ class _State:
     def leave(self, call: int) -> None:
         """A module has ended: what went wrong inside it is no excuse for its next call."""
         calls = self.measured.calls
-        if calls.level[call] == "module" and self._spoiled:
+        if calls.level[call].is_module and self._spoiled:
             own, direction = module_path(calls.op[call]), calls.direction[call]
             self._spoiled = {
                 (way, path)
@@ -362,7 +362,7 @@ class _State:
     def is_spoiled(self, call: int) -> bool:
         """Whether the call is that of a module in which something has diverged."""
         calls = self.measured.calls
-        if calls.level[call] != "module":
+        if not calls.level[call].is_module:
             return False
         return (calls.direction[call], module_path(calls.op[call])) in self._spoiled
 
@@ -382,7 +382,7 @@ class _State:
         if argument_name(calls.op[call], rows.slot[row]) and rows.grad[row]:
             return True
         # Between calls of modules there is code that makes tensors too.
-        return not diverged and (calls.level[call] != "module" or not call)
+        return not diverged and (not calls.level[call].is_module or not call)
 
     def is_written_to(self, row: int, call: int) -> bool:
         """Whether the call writes into this argument of it."""

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import force_setattr
 
-Level = Literal["module", "api", "aten"]
+from tensorprobe.model.level import Level
+
 Direction = Literal["forward", "backward"]
 Side = Literal["input", "output", "parameters"]
 ArgumentTree = Any
@@ -78,7 +79,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One execution of one op, in one direction."""
 
     name: str
-    level: Level = "api"
+    level: Level = Level.API
     module: str = ""
     parent: str | None = None
     origin: str | None = None

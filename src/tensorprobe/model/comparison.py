@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from tensorprobe.model.call import Direction, Level, Side
+from tensorprobe.model.call import Direction, Side
+from tensorprobe.model.level import Level
 from tensorprobe.model.stack import Frame
 
 Verdict = Literal["agrees", "diverges", "unmeasured"]

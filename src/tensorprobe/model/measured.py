@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.model.comparison import Buckets, Finding
+from tensorprobe.model.level import Level
 
 if TYPE_CHECKING:
     import numpy
@@ -45,7 +46,7 @@ class Calls:
     op: list[str] = field(default_factory=list)
     index: list[int] = field(default_factory=list)
     repeat: list[int] = field(default_factory=list)
-    level: list[str] = field(default_factory=list)
+    level: list[Level] = field(default_factory=list)
     direction: list[str] = field(default_factory=list)
     module: list[str] = field(default_factory=list)
     candidate_module: list[str] = field(default_factory=list)

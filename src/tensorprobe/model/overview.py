@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.model.call import ArgumentTree, Direction, Level, Summary
+from tensorprobe.model.call import ArgumentTree, Direction, Summary
+from tensorprobe.model.level import Level
 from tensorprobe.model.manifest import Coverage
 from tensorprobe.model.stack import Frame
 

@@ -191,7 +191,7 @@ class _Table:
             if forward := forward_name(call.name):
                 calls.direction.append("backward")
                 # ATen calls of the two directions are counted apart: their numbers say nothing of each other.
-                calls.forward.append(-1 if call.level == "aten" else self._forwards.get(forward, -1))
+                calls.forward.append(self._forwards.get(forward, -1) if call.level.links_backward else -1)
             else:
                 calls.direction.append("forward")
                 calls.forward.append(-1)

@@ -110,8 +110,7 @@ def family_of(name: str) -> str:
 
 def level_of(name: str) -> Level:
     """The level that a name belongs to."""
-    family = family_of(name)
-    return "module" if family == "Module" else "aten" if family == "Aten" else "api"
+    return Level.of(family_of(name))
 
 
 def without_prefix(path: str, prefix: str | None) -> str:

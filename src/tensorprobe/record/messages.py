@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tensorprobe.legacy.layouts.forms import Form
+from tensorprobe.model import Level
 
 NO_TOKEN = -1
 HEADER_BYTES = 4
@@ -44,7 +45,7 @@ class CallEvent(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     """A call that has ended."""
 
     name: str
-    level: str
+    level: Level
     module: str
     parent: str | None
     origin: str | None

@@ -193,7 +193,7 @@ def _example(run: Run) -> str | None:
         try:
             for call in islice(run.calls(step, rank, on_damage="skip"), _EARLY):
                 first = first or call.name
-                if call.level != "module" and call.inputs:
+                if call.level.is_op and call.inputs:
                     return call.name
         except RunDamaged:
             return first

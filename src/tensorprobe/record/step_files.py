@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tensorprobe.model import Level
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.numerics.summary import Moments, json_summary
 from tensorprobe.record.messages import CallEvent, CloseEvent, SlotEvent, StackEvent
@@ -22,7 +23,7 @@ from tensorprobe.record.tensor_store import TensorStore
 _FLUSH_BYTES = 8 << 20
 _FLUSH_LINES = 2000
 _DEFAULTS: tuple[tuple[str, Any], ...] = (
-    ("level", "api"),
+    ("level", Level.API),
     ("module", ""),
     ("parent", None),
     ("origin", None),

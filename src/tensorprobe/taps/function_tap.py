@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
+from tensorprobe.model import Level
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
@@ -118,7 +119,7 @@ class FunctionTap(TorchFunctionMode):
         try:
             with torch_names.no_overrides():
                 header = (
-                    session.header(plan.name or "", "api") if self._record else session.attribution(plan.name or "")
+                    session.header(plan.name or "", Level.API) if self._record else session.attribution(plan.name or "")
                 )
                 if header is None:
                     return None

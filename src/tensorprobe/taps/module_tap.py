@@ -13,6 +13,7 @@ from torch import nn
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
+from tensorprobe.model import Level
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters, inner_module
 from tensorprobe.taps.session import Header, Session
@@ -115,7 +116,7 @@ class ModuleTap:
         op = f"Module.{path}.{name}" if path else f"Module.{name}"
         try:
             with torch_names.no_overrides():
-                header = session.header(op, "module", module=path)
+                header = session.header(op, Level.MODULE, module=path)
                 if header is None:
                     return None
                 call = _OpenModule(header)

@@ -209,13 +209,13 @@ class Probe:
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
-        dispatch = self._dispatch_tap(session) if level == "aten" else None
+        dispatch = self._dispatch_tap(session) if level.has_aten else None
         alone = None if self._alone is None else AloneRun(self._alone, session, dispatch)
         function: FunctionTap | None = None
         looker = getattr(self._sink, "looker", None)
-        if level != "module":
+        if level.sees_api:
             function = (
-                FunctionTap(session, self._collectives, record=level != "aten", alone=alone)
+                FunctionTap(session, self._collectives, record=level.has_api, alone=alone)
                 if looker is None
                 else LeanTap(session, self._collectives, looker)
             )
@@ -223,7 +223,7 @@ class Probe:
         self._modes = ModeStack(function, dispatch)
         if function is not None:
             function.visible_inside = self._modes.visible_inside
-        self._modules = ModuleTap(session, self._names, record=level in ("module", "mix"), before=self._modes.settle)
+        self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._modes.settle)
         self._paused = True
         try:
             for tap in (self._modules, self._recompute, self._collectives, self._steps):

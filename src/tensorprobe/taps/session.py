@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
-from tensorprobe.model import Coverage
+from tensorprobe.model import Coverage, Level
 from tensorprobe.record.writer import RunWriter
 from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.taps.late import LateSummaries
@@ -29,7 +29,7 @@ NODE_KEY = "tensorprobe"
 class Header(NamedTuple):
     """All that is known of a call but its tensors."""
 
-    level: str
+    level: Level
     module: str
     parent: str | None
     origin: str | None
@@ -165,15 +165,12 @@ class Session:
         with self._lock:
             return dict(self._numbers if recompute is None else recompute.numbers)
 
-    def header(self, op: str, level: str, *, module: str | None = None) -> Header | None:
+    def header(self, op: str, level: Level, *, module: str | None = None) -> Header | None:
         """Count a forward call of a module or an API; its header, or None when it is not wanted."""
         state = self.state
         recompute = None if state.recompute is None else self.repetition()
         number = self.number(op, recompute)
-        if level == "module":
-            name, back = f"{op}.forward.{number}", f"{op}.backward.{number}"
-        else:
-            name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
+        name, back = level.call_names(op, number)
         modules = state.modules
         path = module if module is not None else modules[-1] if modules else ""
         wanted = self.selection.wants(op, name, back, path, state.calls)
@@ -193,7 +190,7 @@ class Session:
         if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
             self.filter_out()
             return None
-        return self._header(self.state, recompute, "aten", name, name, path, wanted, origin)
+        return self._header(self.state, recompute, Level.ATEN, name, name, path, wanted, origin)
 
     def count_aten(self, op: str, *, backward: bool) -> int:
         """The next number of an ATen op in its direction."""
@@ -203,9 +200,9 @@ class Session:
         """The header of an API call that is not recorded itself: what happens in it belongs to it."""
         recompute = self.repetition()
         number = self.number(op, recompute)
-        name, back = f"{op}.{number}.forward", f"{op}.{number}.backward"
+        name, back = Level.API.call_names(op, number)
         self.selection.enter(name, back)
-        return self._header(self.state, recompute, "api", name, back, self.module_path(), Wanted(False, True))
+        return self._header(self.state, recompute, Level.API, name, back, self.module_path(), Wanted(False, True))
 
     def module_path(self) -> str:
         """The path of the innermost module this thread is in."""
@@ -216,7 +213,7 @@ class Session:
         self,
         state: ThreadState,
         recompute: Recompute | None,
-        level: str,
+        level: Level,
         name: str,
         back: str,
         path: str,
@@ -228,7 +225,7 @@ class Session:
         repeat = 0 if recompute is None else self._repeat(name)
         if origin is not None:
             stack = origin.stack if origin.era is self.era else None
-        elif level == "aten" and state.call_stack is not None:
+        elif level is Level.ATEN and state.call_stack is not None:
             stack = state.call_stack  # that of the API call it is made in
         else:
             stack = None if self._stacks is None else self._stacks.current(self.writer, state.outer_stack)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msprobe.log import logger
 from msprobe.pytorch.config import DumpConfig
 from tensorprobe.legacy.layouts.forms import MsprobeForm, make_place
+from tensorprobe.model import Level
 from tensorprobe.record.writer import RunWriter
 from tensorprobe.taps.operators import OlderWays
 from tensorprobe.taps.snapshot import Snapshots
@@ -100,7 +101,7 @@ class OverflowDump:
         event = (
             "call",
             call.name,
-            "api",
+            Level.API,
             call.module,
             None,
             None,

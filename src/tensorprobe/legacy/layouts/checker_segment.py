@@ -20,10 +20,10 @@ import msgspec
 from tensorprobe.errors import RunDamaged, TensorDamaged
 from tensorprobe.legacy.layouts.checker_entries import DataFile, EntryReader
 from tensorprobe.legacy.layouts.checker_values import RealData
-from tensorprobe.legacy.layouts.msprobe_calls import demand_call_name, level_of
+from tensorprobe.legacy.layouts.msprobe_calls import demand_call_name
 from tensorprobe.legacy.layouts.msprobe_json import quote_bare
 from tensorprobe.legacy.layouts.pt import PtSource
-from tensorprobe.model import Call, Frame, Slot, Stack
+from tensorprobe.model import Call, Frame, Level, Slot, Stack
 from tensorprobe.model.call_name import FAMILY_SPELLINGS, CallName, parse_call_name
 from tensorprobe.record.files import open_file
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
@@ -200,7 +200,7 @@ class CheckerSegment:
         raw = parse_call_name(entry.key)
         return Call(
             name=str(name),
-            level=level_of(str(name)),
+            level=Level.of(str(name)),
             stack=self._stack_numbers.get(f"{raw.op}.{raw.number}"),
             args=args,
             kwargs=kwargs,

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 from tensorprobe.errors import NoData, RunError
 from tensorprobe.legacy.layouts.checker_entries import INDEXING
 from tensorprobe.legacy.layouts.checker_values import FOLDERS
-from tensorprobe.model import DTYPES, Frame
+from tensorprobe.model import DTYPES, Frame, Level
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall, StoredSlot
@@ -103,7 +103,7 @@ class _Dump:
             return
         seen: set[str] = set()
         for call in self._run.calls(step, rank, on_damage="skip"):
-            if call.level != "api" or not parse_call_name(call.name).number:
+            if call.level is not Level.API or not parse_call_name(call.name).number:
                 self._left_out["call of a module or of an ATen op"] += 1
             elif call.repeat or call.name in seen:
                 self._left_out["call that was recorded before: recomputed, or a second backward"] += 1

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tensorprobe.model import DTYPES, ArgumentTree, Level, Slot, Summary
+from tensorprobe.model import DTYPES, ArgumentTree, Slot, Summary
 from tensorprobe.record.elements import MAX_DIMENSIONS
 from tensorprobe.record.lines import MAX_NESTING
 
@@ -44,11 +44,6 @@ def demand_call_name(name: str) -> str:
     if _CALL_NAME.fullmatch(name) is None:
         raise ValueError("that is not the name of a call")
     return name
-
-
-def level_of(name: str) -> Level:
-    """The level that a name belongs to."""
-    return "module" if name.startswith("Module.") else "aten" if name.startswith("Aten.") else "api"
 
 
 def find_parent(name: str, parents: dict[str, Any]) -> str | None:

@@ -21,12 +21,11 @@ from tensorprobe.legacy.layouts.msprobe_calls import (
     demand_call_name,
     find_module,
     find_parent,
-    level_of,
 )
 from tensorprobe.legacy.layouts.msprobe_json import Dump, DumpEntry, decode_entry, read_dump
 from tensorprobe.legacy.layouts.npy import NpySource
 from tensorprobe.legacy.layouts.pt import PtSource
-from tensorprobe.model import Call, Frame, Slot, Stack
+from tensorprobe.model import Call, Frame, Level, Slot, Stack
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.call_name import DIRECTIONS
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
@@ -175,7 +174,7 @@ class MsprobeSegment:
         made_in = find_module(entry.call or f"{name.partition('.parameters_grad.')[0]}.backward.0", dump.parents)
         return Call(
             name=name,
-            level=level_of(name),
+            level=Level.of(name),
             # The backward of a module may have ended before those of the calls in it; their forwards know better.
             module=made_in or find_module(forward_name(name), dump.parents),
             parent=find_parent(name, dump.parents),

@@ -27,7 +27,7 @@ def forward_entry(event: CallEvent, tensors: Tensors, parts: tuple[str, ...]) ->
     if "forward.input" in parts:
         entry["input_args"] = [argument_entry(tree, tensors) for tree in event.args or ()]
         entry["input_kwargs"] = {key: argument_entry(tree, tensors) for key, tree in (event.kwargs or {}).items()}
-        if event.level == "module":
+        if event.level.is_module:
             entry["parameters"] = _below(tensors, "parameters")
     if "forward.output" in parts and event.raised is None:
         entry["output"] = _side(tensors, "output")

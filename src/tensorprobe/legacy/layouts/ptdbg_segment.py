@@ -73,10 +73,8 @@ class _Group:
         return None if line is None else (line.name, line.dtype, line.shape_text, line.statistics)
 
     def as_call(self, repeat: int) -> Call:
-        family = self.call.partition(".")[0]
-        level: Level = "module" if family == "Module" else "aten" if family == "Aten" else "api"
         slots = tuple(self.slots.values())
-        return Call(name=self.call, level=level, stack=self.stack, repeat=repeat, slots=slots)
+        return Call(name=self.call, level=Level.of(self.call), stack=self.stack, repeat=repeat, slots=slots)
 
 
 class PtdbgSegment:
