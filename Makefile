@@ -66,28 +66,28 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(READY) ## measure capture beside plain training and the published peer; ARGS="--help" for options
-	$(BIN)/python bench/capture.py $(ARGS)
+	$(BIN)/python -m bench.capture $(ARGS)
 
 bench-compare: $(READY) ## measure compare beside the published peer's, on the same tensors; ARGS="--help" for options
-	$(BIN)/python bench/compare.py $(ARGS)
+	$(BIN)/python -m bench.compare $(ARGS)
 
 bench-ptdbg: $(READY) ## measure dump and compare by the old names beside the old guide's figures; ARGS="--help" for options
-	$(BIN)/python bench/ptdbg.py $(ARGS)
+	$(BIN)/python -m bench.legacy.ptdbg $(ARGS)
 
 bench-online: $(READY) ## measure online compare: cost, share compared, faults found, false alarms; ARGS="--help" for options
-	$(BIN)/python bench/online.py $(ARGS)
+	$(BIN)/python -m bench.online $(ARGS)
 
 bench-overflow: $(READY) ## measure the overflow watch: cost, planted births named; ARGS="--help" for options
-	$(BIN)/python bench/overflow.py $(ARGS)
+	$(BIN)/python -m bench.overflow $(ARGS)
 
 bench-msprobe: $(READY) ## measure dump and compare by msprobe's names beside the published package; ARGS="--help" for options
-	$(BIN)/python bench/msprobe_dump.py $(ARGS)
+	$(BIN)/python -m bench.legacy.msprobe $(ARGS)
 
 detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
-	$(BIN)/python bench/detection.py $(ARGS)
+	$(BIN)/python -m bench.compare.detection $(ARGS)
 
 sweep: $(READY) ## compare the simulated device with the CPU over torch's operator database
-	$(BIN)/python bench/sim_sweep.py $(ARGS)
+	$(BIN)/python -m bench.sim $(ARGS)
 
 wheel: $(READY) ## build sdist and wheel into dist/
 	rm -rf dist

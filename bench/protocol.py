@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from measure import PeakMemory, time_call
+from bench.measure import PeakMemory, time_call
 
 PLAIN_FOR_EACH_CAPTURED = 3
 """Also of stopped ones: they are cheap, and every ratio hangs on the plain steps."""

@@ -1,4 +1,4 @@
-"""Clean pairs of real architectures with random weights, for bench/detection.py: the same training in other roundings.
+"""Clean pairs of real architectures with random weights, for bench.compare.detection: the same training in other roundings.
 
 Each model of the zoo trains three steps of AdamW on the CPU: with one thread, with two, without oneDNN, and the same under bfloat16
 autocast. Nothing is downloaded.

@@ -144,7 +144,6 @@ DEBT_PRIVATE = {
     "src/tensorprobe/sim/modules.py": 1,
     "src/tensorprobe/sim/places.py": 4,
     "src/tensorprobe/sim/plans.py": 2,
-    "src/tensorprobe/sim/sweep.py": 1,
     "src/tensorprobe/taps/alone.py": 2,
     "src/tensorprobe/taps/dispatch_tap.py": 1,
     "src/tensorprobe/taps/lean_tap.py": 2,

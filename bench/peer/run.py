@@ -1,24 +1,21 @@
 """One measurement of the peer: a workload under its PrecisionDebugger. Runs in the peer's own environment.
 
 Prints one JSON line, the last of stdout; the peer itself prints there too. Constructing the debugger wraps the torch
-API for as long as the process lives, therefore the plain steps come first (protocol.py).
+API for as long as the process lives, therefore the plain steps come first (bench.protocol).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
-from measure import folder_size
-from protocol import Trainable, measure_captured, measure_plain, print_result, worker_options
-from workloads import build_named
 
+from bench.measure import folder_size
+from bench.protocol import Trainable, measure_captured, measure_plain, print_result, worker_options
+from bench.workloads import build_named
 from msprobe.pytorch import PrecisionDebugger
 
 TASKS = {"tensor": ("tensor", "statistics"), "summary": ("statistics", "statistics"), "digest": ("statistics", "md5")}

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import tracing
 
 from tensorprobe import sim
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.models import workload
+from tests.sim import tracing
 
 HERE = Path(__file__).parent
 CATALOG = sim.catalog()

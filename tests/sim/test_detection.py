@@ -1,6 +1,6 @@
 """Faults of the catalog are named by a comparison, exactly where the truth says; right trainings agree.
 
-Knows of the runs only what `tensorprobe.compare` tells. All faults and policies: bench/detection.py.
+Knows of the runs only what `tensorprobe.compare` tells. All faults and policies: bench.compare.detection.
 """
 
 from __future__ import annotations

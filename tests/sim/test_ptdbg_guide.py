@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_torch_npu import CALLS
 
 from ptdbg_ascend import acc_cmp_dump, dump, register_hook, set_dump_path, set_dump_switch
 from tensorprobe.sim import npu_ops
 from tests.compat.reading import Dump, read_dump
+from tests.sim.test_torch_npu import CALLS
 
 OPS = [body.__name__ for body in npu_ops._SCHEMAS]
 WITHOUT_GRADIENT = {"npu_one_hot", "npu_sign_bits_pack", "npu_sign_bits_unpack"}

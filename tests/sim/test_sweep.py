@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.sim import sweep
 from tensorprobe import sim
-from tensorprobe.sim import sweep
 
 DOCS = Path(__file__).parents[2] / "docs" / "sim.md"
 DELICATE = re.compile(

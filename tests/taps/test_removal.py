@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_nothing_installed
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorprobe
 from tensorprobe.errors import SettingsError
+from tests.conftest import assert_nothing_installed
 from tests.taps.tiny import LEVELS, names, record, the_call
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import recorder_children
 
 import tensorprobe
 from tensorprobe.errors import CaptureIncomplete
 from tests import warm
+from tests.conftest import recorder_children
 from tests.taps.scripts import TIME_LIMIT_S, environment, run_python, write_script
 from tests.taps.tiny import names, record, the_call
 
@@ -108,7 +108,7 @@ def test_full_disk_is_told_and_training_goes_on(settings: dict[str, Any], tmp_pa
         tmp_path,
         """
         import resource, sys, torch, tensorprobe, warnings
-        from conftest import recorder_children
+        from tests.conftest import recorder_children
         warnings.simplefilter("always")
         torch.set_num_threads(1)
         settings = eval(sys.argv[1])
@@ -124,7 +124,7 @@ def test_full_disk_is_told_and_training_goes_on(settings: dict[str, Any], tmp_pa
         print(total, probe.coverage.recorded)
         """,
     )
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[2])
     done = run_python([script, repr(settings)], tmp_path, PYTHONPATH=f"{environment()['PYTHONPATH']}:{tests}")
     total, recorded = map(float, done.stdout.split())
     assert total == sum(torch.add(torch.arange(20_000.0), number).mean().item() for number in range(40))

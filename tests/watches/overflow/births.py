@@ -1,26 +1,13 @@
-"""The table of planted births that bench/overflow.py measures, for the tests.
-
-The folder of the benchmarks is in the path only while they are imported: it holds a `capture.py` and a `compare.py`, which would
-hide the packages of tests of that name.
-"""
+"""The table of planted NaN and inf that bench.overflow measures, for the tests."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-BENCH = str(Path(__file__).resolve().parents[3] / "bench")
-
-sys.path.insert(0, BENCH)
-try:
-    from overflow_births import ANYWHERE, on_device
-    from overflow_case import Outcome, Planted, Watching, watch_planted
-    from overflow_forward import fp16_attention
-    from overflow_ranks import RANKS, run_ranks
-    from overflow_sim import SIM
-    from overflow_training import TRAINING
-finally:
-    sys.path.remove(BENCH)
+from bench.overflow.births import ANYWHERE, on_device
+from bench.overflow.case import Outcome, Planted, Watching, watch_planted
+from bench.overflow.forward import fp16_attention
+from bench.overflow.ranks import RANKS, run_ranks
+from bench.overflow.sim import SIM
+from bench.overflow.training import TRAINING
 
 __all__ = [
     "ANYWHERE",

@@ -1,6 +1,6 @@
-"""Planted births are named exactly, and nothing else is: the table of bench/overflow.py on the CPU and with two ranks.
+"""Planted births are named exactly, and nothing else is: the table of bench.overflow on the CPU and with two ranks.
 
-The programs, each with what must be told of it, stand in `bench/overflow_*.py`.
+The programs, each with what must be told of it, stand in `bench/overflow/`.
 """
 
 from __future__ import annotations
