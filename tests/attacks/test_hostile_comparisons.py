@@ -17,9 +17,8 @@ from tensorprobe.errors import CannotCompare, NothingPaired, RunDamaged, Tensorp
 from tensorprobe.report.github import render_github
 from tensorprobe.report.junit import render_junit
 from tensorprobe.report.markdown import render_markdown
+from tests.builders.runs import call, write, write_calls, write_json, write_manifest, write_rank, write_run
 from tests.e2e.programs import command
-from tests.made_runs import call, write
-from tests.record.handmade import write_calls, write_json, write_manifest, write_rank, write_run
 
 NAME = "Torch.mm.0.forward"
 ONE, OTHER = [1.0, 0.0, 0.5, 1.0, 0, 0], [2.0, 0.0, 0.5, 2.0, 0, 0]

@@ -17,7 +17,7 @@ from tensorprobe.errors import RunDamaged, TensorDamaged, TensorprobeError
 from tensorprobe.legacy.layouts.ptdbg_lines import MAX_FRAMES
 from tensorprobe.record import open_run
 from tensorprobe.record.lines import MAX_DAMAGED, MAX_LINE
-from tests.compat.handmade import Line, stack, tensor, write_dump, write_rank
+from tests.builders.ptdbg import Line, stack, tensor, write_dump, write_rank
 
 NAME = "Torch_mm_0_forward_output"
 X = np.arange(16, dtype=np.float32).reshape(4, 4)

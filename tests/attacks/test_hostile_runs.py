@@ -13,7 +13,7 @@ import pytest
 from tensorprobe.errors import RunDamaged, RunNotFound, TensorDamaged, TensorprobeError, UnsupportedVersion
 from tensorprobe.record import open_run, verify_run
 from tensorprobe.record.lines import MAX_DAMAGED, MAX_LINE
-from tests.record.handmade import MANIFEST, Blob, slot, write_calls, write_json, write_manifest, write_rank, write_run
+from tests.builders.runs import MANIFEST, Blob, slot, write_calls, write_json, write_manifest, write_rank, write_run
 
 NAME = "Torch.mm.0.forward"
 GOOD = b'{"name":"Torch.mm.0.forward"}\n'

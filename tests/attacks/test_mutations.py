@@ -13,7 +13,7 @@ from tensorprobe.errors import TensorprobeError
 from tensorprobe.record import open_run, verify_run
 from tensorprobe.record.overview import describe_call, describe_run
 from tensorprobe.report.inspect import render_calls, render_run
-from tests.record.handmade import Blob, slot, write_run
+from tests.builders.runs import Blob, slot, write_run
 
 FILES = (
     "manifest.json",

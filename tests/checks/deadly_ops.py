@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensorprobe.inject import environment
-from tests.made_runs import call
+from tests.builders.runs import call
 
 _KEPT: list[Any] = []
 HOOK = "tests.checks.deadly_ops:begin"

@@ -12,7 +12,7 @@ from tensorprobe.checks.asked import Asked
 from tensorprobe.checks.plan import Plan, plan_checks
 from tensorprobe.errors import NoData, NotFound, SettingsError
 from tensorprobe.record import open_run
-from tests.made_runs import Call, Tensor, call, write
+from tests.builders.runs import Call, Tensor, call, write
 
 X = np.ones((2, 3), dtype=np.float32)
 W = np.ones((4, 3), dtype=np.float32)

@@ -11,8 +11,8 @@ from tensorprobe.checks import precheck
 from tensorprobe.errors import NotFound
 from tensorprobe.model import Call, Slot
 from tensorprobe.replay.once import autocast_dtype
+from tests.builders.runs import write
 from tests.checks.deadly_ops import harmless
-from tests.made_runs import write
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 

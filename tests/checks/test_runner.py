@@ -24,8 +24,8 @@ from tensorprobe.checks import pool as pool_of_processes
 from tensorprobe.errors import RunDamaged, SettingsError
 from tensorprobe.model.precheck import Precheck
 from tensorprobe.standard_json import decode
+from tests.builders.runs import write
 from tests.checks.deadly_ops import deadly, harmless, set_environment
-from tests.made_runs import write
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 FILES = ["accuracy_checking_details.csv", "accuracy_checking_result.csv", "checks.jsonl", "summary.json"]

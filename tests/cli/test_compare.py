@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from tensorprobe.cli import compare
 from tensorprobe.errors import CannotCompare, SettingsError
-from tests.engine.many_ranks import FILES, listed, write_pair, write_ranks, written
+from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 
 
 def invoke(*arguments: object) -> Result:

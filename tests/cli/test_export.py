@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from tensorprobe.cli import export, inspect
 from tensorprobe.errors import RunExists
 from tensorprobe.record import open_run
-from tests.record.handmade import Blob, slot, write_run
+from tests.builders.runs import Blob, slot, write_run
 
 
 def invoke(*arguments: object) -> Result:

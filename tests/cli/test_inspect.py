@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tensorprobe.cli import export, inspect
 from tensorprobe.errors import NotFound, RunNotFound
-from tests.record.handmade import Blob, slot, write_calls, write_manifest, write_rank, write_run
+from tests.builders.runs import Blob, slot, write_calls, write_manifest, write_rank, write_run
 
 
 def invoke(*arguments: object) -> Result:

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tensorprobe.cli import compare, merge
+from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 from tests.cli.test_main import run_program
-from tests.engine.many_ranks import FILES, listed, write_pair, write_ranks, written
 
 
 def invoke(*arguments: object) -> Result:

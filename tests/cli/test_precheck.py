@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 import tensorprobe
 from tensorprobe.cli import precheck
 from tensorprobe.errors import NotFound, SettingsError
+from tests.builders.runs import write
 from tests.checks.deadly_ops import harmless
-from tests.made_runs import write
 
 TENSORPROBE = [sys.executable, "-c", "from tensorprobe.cli.main import main; main()"]
 PRECHECK = [

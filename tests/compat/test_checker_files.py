@@ -21,8 +21,8 @@ from tensorprobe.model import Slot
 from tensorprobe.record import Run, open_run
 from tensorprobe.replay.inputs import draw
 from tensorprobe.taps import capture
-from tests import made_runs
-from tests.compat.checker_dumps import read_strictly, save, tensor, write_dump
+from tests.builders import runs as made_runs
+from tests.builders.checker import read_strictly, save, tensor, write_dump
 
 SILU = {
     "args": [tensor("torch.float16", (2, 4), requires_grad=True)],

@@ -22,7 +22,7 @@ import torch
 import api_accuracy_checker.run_ut as commands
 from api_accuracy_checker.config import CheckerConfig
 from tensorprobe.errors import SettingsError, UnknownSetting
-from tests.compat.checker_dumps import read_strictly
+from tests.builders.checker import read_strictly
 from tests.taps.scripts import environment, run_python, run_tool
 
 pytestmark = pytest.mark.xdist_group("checker-guide")  # one worker, so that each script runs once

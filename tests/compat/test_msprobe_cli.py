@@ -17,7 +17,7 @@ import torch
 from msprobe import cli, cli_checks
 from msprobe.cli import run
 from tensorprobe.errors import NotFound, RunNotFound, SettingsError, UnknownSetting
-from tests.legacy.msprobe_handmade import conv_net, write_conv_net, write_dump
+from tests.builders.msprobe import conv_net, write_conv_net, write_dump
 
 NPU, BENCH = "npu/step0/proc77/dump.json", "bench/step0/proc77/dump.json"
 

@@ -19,9 +19,9 @@ from msprobe.pytorch import compare, compare_distributed
 from msprobe.pytorch.compare.forms import DIGEST_COLUMNS, STATISTICS_COLUMNS, TENSOR_COLUMNS
 from tensorprobe.errors import CannotCompare, NothingPaired, RunDamaged, SettingsError, UnknownSetting
 from tensorprobe.legacy.compared import result_file
-from tests import made_runs
-from tests.compat.handmade import tensor, write_rank
-from tests.legacy.msprobe_handmade import STACKS, conv_net, write_conv_net, write_dump
+from tests.builders import runs as made_runs
+from tests.builders.msprobe import STACKS, conv_net, write_conv_net, write_dump
+from tests.builders.ptdbg import tensor, write_rank
 
 Rows = list[dict[str, str]]
 VERDICT, RESULT, MESSAGE = "Accuracy Reached or Not", "Result", "Err_message"

@@ -22,7 +22,7 @@ from tensorprobe.errors import SettingsError
 from tensorprobe.pairing.names import canonical_op
 from tensorprobe.record import Run, open_run
 from tensorprobe.sim import npu_ops
-from tests.legacy.msprobe_handmade import conv_net, write_dump
+from tests.builders.msprobe import conv_net, write_dump
 
 MAGIC: dict[str, Callable[[Any, Any], Any]] = {
     "__add__": lambda x, i: x + x,

@@ -26,7 +26,7 @@ from api_accuracy_checker.run_ut.run_overflow_check import check_overflow, main
 from ptdbg_ascend import dump
 from tensorprobe.errors import SettingsError, UnknownSetting
 from tensorprobe.taps import active_probe
-from tests.compat.checker_dumps import read_strictly, tensor, write_dump
+from tests.builders.checker import read_strictly, tensor, write_dump
 from tests.compat.guide_blocks import DUMP_JSON
 from tests.compat.overflow_script import FAULT, SCRIPT
 from tests.taps.scripts import run_python, run_tool

@@ -14,8 +14,8 @@ from ptdbg_ascend.comparing import compare
 from ptdbg_ascend.table import COLUMNS
 from tensorprobe.errors import CannotCompare, NothingPaired
 from tensorprobe.legacy.compared import result_file
-from tests import made_runs
-from tests.compat.handmade import stack, tensor, write_rank
+from tests.builders import runs as made_runs
+from tests.builders.ptdbg import stack, tensor, write_rank
 from tests.compat.tiny_net import (
     CONV,
     MESSAGE,

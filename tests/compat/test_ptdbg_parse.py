@@ -11,7 +11,7 @@ import pytest
 
 from ptdbg_ascend.parsing import parse
 from tensorprobe.errors import NotFound, RunNotFound, SettingsError
-from tests.compat.handmade import Line, bare, number, stack, tensor, write_rank
+from tests.builders.ptdbg import Line, bare, number, stack, tensor, write_rank
 from tests.compat.tiny_net import CONV, STACK, X, tensors, write
 
 NORM = "Torch_batch_normal_1_forward"

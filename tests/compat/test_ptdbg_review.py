@@ -20,7 +20,7 @@ import ptdbg_ascend as ptdbg
 from ptdbg_ascend import acl
 from tensorprobe.errors import CaptureIncomplete, RunExists
 from tensorprobe.legacy.layouts import forms
-from tests.compat.handmade import Line, tensor, write_dump
+from tests.builders.ptdbg import Line, tensor, write_dump
 from tests.compat.reading import read_dump
 
 PKL = Path("ptdbg_dump_v1.0/rank0/npu_dump.pkl")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.compat.handmade import Line, stack, tensor, write_rank
+from tests.builders.ptdbg import Line, stack, tensor, write_rank
 
 Tensors = dict[str, Any]
 """Name of a line → its array, in the order of the pkl."""

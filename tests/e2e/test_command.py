@@ -89,7 +89,7 @@ def test_json_is_of_the_shipped_schema_and_changes_no_exit_code(
 def test_json_with_nan_in_it_is_standard(tmp_path: Path, tool: Any) -> None:
     import numpy as np
 
-    from tests.made_runs import call, write
+    from tests.builders.runs import call, write
 
     value = np.array([np.nan, np.inf, 1.0, 2.0], np.float32)
     a, b = (

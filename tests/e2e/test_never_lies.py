@@ -17,7 +17,7 @@ import torch
 import tensorprobe
 from tensorprobe.errors import CannotCompare
 from tensorprobe.record import Run
-from tests.made_runs import Call, Tensor, call, write
+from tests.builders.runs import Call, Tensor, call, write
 from tests.taps import tiny
 
 Array = Any

@@ -13,8 +13,8 @@ import pytest
 
 import tensorprobe
 from tensorprobe.errors import NothingPaired, SettingsError
+from tests.builders.runs import call, write
 from tests.e2e.programs import Program, command, compare_programs, scale_second_layer
-from tests.made_runs import call, write
 from tests.taps.scripts import environment, run_tool, write_script
 
 X = np.linspace(-1, 1, 48, dtype=np.float32)

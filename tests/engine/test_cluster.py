@@ -17,7 +17,7 @@ import pytest
 from tensorprobe.engine import compare
 from tensorprobe.errors import CannotCompare, SettingsError
 from tensorprobe.work import cluster
-from tests.engine.many_ranks import listed, write_pair, written
+from tests.builders.ranks import listed, write_pair, written
 
 SCRIPT = """
 import os, ray, tensorprobe

@@ -10,7 +10,7 @@ import pytest
 from tensorprobe.engine import Rows, compare
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import SettingsError
-from tests.engine.many_ranks import FILES, write_pair, write_ranks, written
+from tests.builders.ranks import FILES, write_pair, write_ranks, written
 
 
 def texts(rows: Rows) -> list[str]:

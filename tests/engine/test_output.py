@@ -11,7 +11,7 @@ import pytest
 
 from tensorprobe.engine import compare, output
 from tensorprobe.errors import CannotCompare, RunDamaged, SettingsError
-from tests.engine.many_ranks import FILES, listed, write_pair, written
+from tests.builders.ranks import FILES, listed, write_pair, written
 
 
 def test_files_of_others_stay_and_ours_are_replaced(tmp_path: Path) -> None:

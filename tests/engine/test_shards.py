@@ -12,7 +12,7 @@ import pytest
 
 from tensorprobe.engine import compare, compare_shard, merge_shards
 from tensorprobe.errors import CannotCompare, NothingPaired, RunNotFound, SettingsError
-from tests.engine.many_ranks import FILES, listed, write_pair, write_ranks, written
+from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 
 
 def make_shards(runs: Sequence[Path], out: Path, of: int, **settings: Any) -> None:

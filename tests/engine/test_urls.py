@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tensorprobe.engine import compare, compare_shard, merge_shards
 from tensorprobe.engine.remote import RemoteFolder
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, SettingsError
-from tests.engine.many_ranks import FILES, listed, write_pair, written
+from tests.builders.ranks import FILES, listed, write_pair, written
 
 
 @pytest.fixture

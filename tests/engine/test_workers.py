@@ -12,7 +12,7 @@ import pytest
 from tensorprobe.engine import compare
 from tensorprobe.errors import CannotCompare, RunDamaged
 from tensorprobe.work import pool as workers
-from tests.engine.many_ranks import listed, write_pair
+from tests.builders.ranks import listed, write_pair
 
 OWN_PERFORM = """
 import sys; sys.path[:] = {path!r}

@@ -11,7 +11,7 @@ import tensorprobe
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import POLICIES, Policy, load_policy
 from tensorprobe.judge.policy import Rule
-from tests.made_runs import call, write
+from tests.builders.runs import call, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensorprobe
-from tests.made_runs import Call, Tensor, call, write
+from tests.builders.runs import Call, Tensor, call, write
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 32)).astype(np.float32)

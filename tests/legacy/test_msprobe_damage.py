@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tensorprobe
 from tensorprobe.errors import RunDamaged, TensorDamaged, TensorprobeError
 from tensorprobe.record import Run, open_run
-from tests.legacy.msprobe_handmade import conv_net, described, write_conv_net, write_dump, write_one
+from tests.builders.msprobe import conv_net, described, write_conv_net, write_dump, write_one
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tensorprobe.legacy.layouts.msprobe import open_msprobe
 from tensorprobe.legacy.layouts.msprobe_json import quote_bare
 from tensorprobe.model import Frame, Summary
 from tensorprobe.record import open_run
-from tests.legacy.msprobe_handmade import conv_net, described, read_one, write_conv_net, write_dump
+from tests.builders.msprobe import conv_net, described, read_one, write_conv_net, write_dump
 
 NAMES = [
     "Functional.conv2d.0.forward",

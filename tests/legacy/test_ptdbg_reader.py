@@ -16,8 +16,8 @@ from tensorprobe.errors import NoData, RunDamaged, RunError, RunNotFound, Settin
 from tensorprobe.legacy.layouts.ptdbg import PtdbgSegment
 from tensorprobe.legacy.layouts.ptdbg import open_run as open_dump
 from tensorprobe.record import export_run, open_run
-from tests import made_runs
-from tests.compat.handmade import Line, bare, number, stack, tensor, write_dump, write_rank
+from tests.builders import runs as made_runs
+from tests.builders.ptdbg import Line, bare, number, stack, tensor, write_dump, write_rank
 
 X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tensorprobe
 from tensorprobe.errors import NothingPaired
-from tests.made_runs import Call, call, write
+from tests.builders.runs import Call, call, write
 
 POLICIES = ("noise-aware", "bitwise", "seed-2023", "seed-2024")
 OPS = (

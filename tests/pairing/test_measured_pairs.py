@@ -12,7 +12,7 @@ import torch
 import tensorprobe
 from tensorprobe.model.comparison import COLUMNS, Row
 from tensorprobe.pairing import jobs
-from tests.made_runs import Tensor, call, write
+from tests.builders.runs import Tensor, call, write
 
 NAME = "Functional.gelu.0.forward"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tensorprobe.record import draining, open_run
-from tests.record.handmade import write_rank, write_run
+from tests.builders.runs import write_rank, write_run
 
 GOOD = b'{"name":"Torch.mm.0.forward"}\n'
 

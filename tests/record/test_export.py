@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tensorprobe.errors import NotFound, RunExists, SettingsError
 from tensorprobe.record import export_run, open_run
 from tensorprobe.record.export import MAX_FILE_NAME, safe_file_name
-from tests.record.handmade import Blob, slot, write_run
+from tests.builders.runs import Blob, slot, write_run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from tensorprobe.model import Frame, Summary
 from tensorprobe.record import open_run, verify_run
-from tests.record.handmade import write_manifest, write_rank
+from tests.builders.runs import write_manifest, write_rank
 
 CALLS = (
     b'{"name":"Functional.linear.0.forward","module":"head","parent":"Module.head.Linear.forward.0","stack":0,'

@@ -13,7 +13,7 @@ import pytest
 from tensorprobe.errors import NotFound, RunDamaged
 from tensorprobe.record import blob, native, open_run
 from tensorprobe.record.run import ranges
-from tests.record.handmade import Blob, slot, write_calls, write_manifest, write_rank, write_run
+from tests.builders.runs import Blob, slot, write_calls, write_manifest, write_rank, write_run
 
 
 def calls_named(*names: str) -> list[dict[str, Any]]:

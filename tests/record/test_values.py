@@ -16,7 +16,7 @@ from tensorprobe.model import DTYPES
 from tensorprobe.record import open_run
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.stored import StoredSlot
-from tests.record.handmade import Blob, slot, write_run
+from tests.builders.runs import Blob, slot, write_run
 
 # torch warns once when it copies a complex32 tensor, as the tests do; the reader itself must not make it warn.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")

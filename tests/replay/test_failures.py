@@ -27,9 +27,9 @@ from tensorprobe.replay import functions
 from tensorprobe.replay.failures import save_failure
 from tensorprobe.replay.script import LIMIT_NAMES
 from tensorprobe.replay.standards import STANDARDS
+from tests.builders.runs import call as made_call
+from tests.builders.runs import write
 from tests.checks.planting import record, record_one
-from tests.made_runs import call as made_call
-from tests.made_runs import write
 
 torch.manual_seed(0)
 X, W = torch.randn(6, 8), torch.randn(8, 8)

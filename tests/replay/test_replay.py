@@ -18,9 +18,9 @@ from tensorprobe.checks.check import CheckSettings, check_call, prepare
 from tensorprobe.replay.functions import CannotReplay, find_function
 from tensorprobe.replay.inputs import make_inputs
 from tensorprobe.replay.once import Replay
+from tests.builders.runs import call as made_call
+from tests.builders.runs import write
 from tests.checks.planting import DEVICE, assert_passes, assert_skipped, check, planted, record, record_one
-from tests.made_runs import call as made_call
-from tests.made_runs import write
 
 Program = Callable[[], Any]
 torch.manual_seed(0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from tests.record.handmade import Blob, slot, write_calls, write_manifest, write_rank
+from tests.builders.runs import Blob, slot, write_calls, write_manifest, write_rank
 
 SIZE = 16
 FILES = ("result.parquet", "summary.json", "advisor.txt")
