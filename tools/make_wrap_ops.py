@@ -10,6 +10,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ import torch.distributed
 from torch.nn import functional
 from torch.overrides import get_ignored_functions, get_overridable_functions
 
-from msprobe.pytorch.hook_module.wrap_ops import GROUPS, OWN_FILE
+from tensorprobe.legacy.msprobe.wrap_ops import GROUPS
 from tensorprobe.sim import npu_ops
 from tensorprobe.taps.plans import plan_aten, plan_function
 
+OWN_FILE = Path(__file__).parents[1] / "compat" / "msprobe" / "pytorch" / "hook_module" / "support_wrap_ops.yaml"
 HEAD = """\
 # The APIs that torch {torch} offers, written by tools/make_wrap_ops.py.
 # Whatever a program calls is recorded, listed here or not. To leave an API out, put a # before its line;

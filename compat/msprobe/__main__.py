@@ -1,6 +1,8 @@
 """`python -m msprobe` is the command `msprobe`."""
 
-from msprobe.cli import main
+from tensorprobe.legacy.msprobe.cli import main
+
+__all__ = ["main"]
 
 if __name__ == "__main__":
     main()

@@ -7,12 +7,11 @@ docs/migrating.md says what each of them is here, and what tensorprobe can do be
 
 from __future__ import annotations
 
-from ptdbg_ascend.comparing import compare
-from ptdbg_ascend.distributed import compare_distributed
-from ptdbg_ascend.dump import (
-    VERSION as __version__,
-)
-from ptdbg_ascend.dump import (
+from tensorprobe import seed_all
+from tensorprobe.legacy.ptdbg.comparing import compare
+from tensorprobe.legacy.ptdbg.distributed import compare_distributed
+from tensorprobe.legacy.ptdbg.dump import VERSION as __version__
+from tensorprobe.legacy.ptdbg.dump import (
     acc_cmp_dump,
     overflow_check,
     register_hook,
@@ -21,8 +20,7 @@ from ptdbg_ascend.dump import (
     set_dump_switch,
     set_overflow_check_switch,
 )
-from ptdbg_ascend.parsing import parse
-from tensorprobe.taps import seed_all
+from tensorprobe.legacy.ptdbg.parsing import parse
 
 __all__ = [
     "__version__",

@@ -24,7 +24,8 @@ A message states a fact, where, the evidence and the next step. A difference bet
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class TensorprobeError(Exception):
@@ -104,3 +105,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest known name, or nothing."""
     close = nearest(name, known, count=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def guarded(program: Callable[[], object], about: str = "run") -> None:
+    """Run a command to its end and exit: 2 with one message for what the user can correct, 3 for a bug of ours.
+
+    `about` is what the user may suspect instead.
+    """
+    try:
+        program()
+    except TensorprobeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone, as `head` does: that is no error
+        sys.exit(0)
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.write(f"This is a bug of tensorprobe, not of your {about}. Please report it with the lines above.\n")
+        sys.exit(3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ptdbg_ascend import dump
+from tensorprobe.legacy.ptdbg import dump
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import msprobe.pytorch as msprobe
-from msprobe.pytorch.debugger.precision_debugger import PrecisionDebugger
 from tensorprobe import open_run
+from tensorprobe.legacy.msprobe.debugger import PrecisionDebugger
 from tensorprobe.record.run import Run
 
 Json = dict[str, Any]

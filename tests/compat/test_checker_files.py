@@ -384,7 +384,7 @@ def test_a_recording_becomes_files_once(tmp_path: Path) -> None:
 
 
 def test_run_ut_writes_the_files_of_a_program_that_was_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from api_accuracy_checker.run_ut.run_ut import _write_unfinished
+    from tensorprobe.legacy.checker.run_ut import _write_unfinished
 
     x = torch.ones(2)
     with capture(recording_folder(tmp_path, 99), mode="summary"):

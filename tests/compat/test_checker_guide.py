@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import api_accuracy_checker.run_ut as commands
-from api_accuracy_checker.config import CheckerConfig
 from tensorprobe.errors import SettingsError, UnknownSetting
+from tensorprobe.legacy.checker.config import CheckerConfig
 from tests.builders.checker import read_strictly
 from tests.taps.scripts import environment, run_python, run_tool
 
@@ -72,7 +72,8 @@ KILLED = """\
 import os, signal
 from torch.utils.data import DataLoader
 from checker_net import Training
-from api_accuracy_checker.dump import dump
+import api_accuracy_checker.dump
+from tensorprobe.legacy.checker import dump
 
 training = Training("cpu")
 for number, (images, classes) in enumerate(DataLoader(training.data, batch_size=8)):
@@ -301,7 +302,7 @@ def test_an_iteration_that_never_comes_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("-forward", "absent.json", "-backward", "absent.json"), ("-forward", "x")])
 def test_run_ut_says_what_is_missing(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    from api_accuracy_checker.run_ut.run_ut import main
+    from tensorprobe.legacy.checker.run_ut import main
 
     try:
         code = main(names)

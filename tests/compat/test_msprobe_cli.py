@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from msprobe import cli, cli_checks
-from msprobe.cli import run
 from tensorprobe.errors import NotFound, RunNotFound, SettingsError, UnknownSetting
+from tensorprobe.legacy.msprobe import cli, cli_checks
+from tensorprobe.legacy.msprobe.cli import run
 from tests.builders.msprobe import conv_net, write_conv_net, write_dump
 
 NPU, BENCH = "npu/step0/proc77/dump.json", "bench/step0/proc77/dump.json"

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from msprobe.pytorch import compare, compare_distributed
-from msprobe.pytorch.compare.forms import DIGEST_COLUMNS, STATISTICS_COLUMNS, TENSOR_COLUMNS
 from tensorprobe.errors import CannotCompare, NothingPaired, RunDamaged, SettingsError, UnknownSetting
 from tensorprobe.legacy.compared import result_file
+from tensorprobe.legacy.msprobe.tables import DIGEST_COLUMNS, STATISTICS_COLUMNS, TENSOR_COLUMNS
 from tests.builders import runs as made_runs
 from tests.builders.msprobe import STACKS, conv_net, write_conv_net, write_dump
 from tests.builders.ptdbg import tensor, write_rank
@@ -71,7 +71,7 @@ def pair_of(npu: dict[str, Any], bench: dict[str, Any], **more: Any) -> Rows:
 
 def test_the_function_is_found_whatever_was_imported_before_it() -> None:
     code = (
-        "import sys, msprobe.pytorch.compare.parameters\n"
+        "import sys, msprobe.pytorch.compare\n"
         "from msprobe.pytorch import compare, compare_distributed\n"
         "print(compare.__name__, compare_distributed.__name__, 'torch' in sys.modules)"
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from msprobe.pytorch.config import DumpConfig, read_config
 from tensorprobe.errors import SettingsError, UnknownSetting
+from tensorprobe.legacy.msprobe.config import DumpConfig, read_config
 
 Json = dict[str, Any]
 

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import msprobe.pytorch as msprobe
-from msprobe.pytorch.debugger.precision_debugger import PrecisionDebugger
 from tensorprobe import capture, open_run
 from tensorprobe.errors import CaptureIncomplete, SettingsError, UnknownSetting
+from tensorprobe.legacy.msprobe.debugger import PrecisionDebugger
 from tests.compat.msprobe_net import (
     HERE,
     files_of,
@@ -279,7 +279,7 @@ def test_a_killed_program_leaves_every_call(tmp_path: Path) -> None:
 
 
 def test_names_are_loaded_when_they_are_asked_for() -> None:
-    from msprobe.pytorch.compare.pt_compare import compare
+    from tensorprobe.legacy.msprobe.pt_compare import compare
 
     assert {"PrecisionDebugger", "seed_all", "compare", "compare_distributed"} <= set(dir(msprobe))
     assert msprobe.compare is compare and callable(compare)

@@ -15,15 +15,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import msprobe.pytorch.hook_module as shipped
 import tensorprobe
-from msprobe.cli import run as msprobe
-from msprobe.pytorch.hook_module.wrap_ops import OWN_FILE, excluded_ops, read_items
 from tensorprobe.errors import SettingsError
+from tensorprobe.legacy.msprobe.cli import run as msprobe
+from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops, read_items
 from tensorprobe.pairing.names import canonical_op
 from tensorprobe.record import Run, open_run
 from tensorprobe.sim import npu_ops
 from tests.builders.msprobe import conv_net, write_dump
 
+SHIPPED_LIST = Path(shipped.__file__).with_name("support_wrap_ops.yaml")
 MAGIC: dict[str, Callable[[Any, Any], Any]] = {
     "__add__": lambda x, i: x + x,
     "__and__": lambda x, i: i & i,
@@ -151,7 +153,7 @@ def test_every_magic_function_is_the_op_that_capture_names(tmp_path: Path) -> No
         assert bool(torch.ones(1))
     ops = [call.op for call in open_run(tmp_path / "run").calls() if call.op not in ("Torch.ones", "Tensor.clone")]
     assert [*map(canonical_op, ops)] == [canonical_op(f"Tensor.{name}") for name in MAGIC]
-    assert {item.op for item in read_items(OWN_FILE)} >= {*ops, "Tensor.__add__"}
+    assert {item.op for item in read_items(SHIPPED_LIST)} >= {*ops, "Tensor.__add__"}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +193,7 @@ def test_any_path_works(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(capsys.readouterr().out.rstrip("\n")).parent == folder / "out"
 
 
-SHIPPED = OWN_FILE.read_text(encoding="utf-8")
+SHIPPED = SHIPPED_LIST.read_text(encoding="utf-8")
 
 
 def edited(*changes: tuple[str, str]) -> Path:
@@ -207,7 +209,7 @@ def edited(*changes: tuple[str, str]) -> Path:
 
 def test_nothing_is_left_out_as_it_ships() -> None:
     assert excluded_ops() == frozenset()
-    ops = {item.op for item in read_items(OWN_FILE)}
+    ops = {item.op for item in read_items(SHIPPED_LIST)}
     families = {op.partition(".")[0] for op in ops}
     assert families == {"Functional", "Tensor", "Torch", "VF", "NPU", "Distributed", "Aten"}
     assert {"Functional.gelu", "Tensor.__getitem__", "Tensor.t", "Tensor.transpose", "VF.lstm", "Aten.mm"} <= ops

@@ -21,8 +21,8 @@ import numpy
 import pytest
 import torch
 
-from msprobe.cli import run as run_msprobe
 from msprobe.pytorch import PrecisionDebugger, compare, compare_distributed
+from tensorprobe.legacy.msprobe.cli import run as run_msprobe
 from tests.compat.msprobe_net import files_of, forget_debugger
 from tests.taps.scripts import SOURCE, environment, run_python, run_tool
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from msprobe.cli import run
 from msprobe.pytorch import PrecisionDebugger
 from tensorprobe.errors import CannotCompare, SettingsError
+from tensorprobe.legacy.msprobe.cli import run
 from tests.compat.msprobe_net import forget_debugger
 
 

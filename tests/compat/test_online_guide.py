@@ -21,8 +21,8 @@ import torch
 
 from msprobe.pytorch.common import seed_all
 from msprobe.pytorch.online_dispatch import PtdbgDispatch
-from msprobe.pytorch.online_dispatch.result_folder import COLUMNS
 from tensorprobe.errors import SettingsError
+from tensorprobe.legacy.msprobe.online_results import COLUMNS
 from tensorprobe.taps import capture
 from tests.taps.scripts import run_python, write_script
 

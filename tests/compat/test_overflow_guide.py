@@ -22,9 +22,9 @@ import torch.nn.functional as F
 
 import api_accuracy_checker.run_ut as commands
 import ptdbg_ascend as ptdbg
-from api_accuracy_checker.run_ut.run_overflow_check import check_overflow, main
-from ptdbg_ascend import dump
 from tensorprobe.errors import SettingsError, UnknownSetting
+from tensorprobe.legacy.checker.run_overflow_check import check_overflow, main
+from tensorprobe.legacy.ptdbg import dump
 from tensorprobe.taps import active_probe
 from tests.builders.checker import read_strictly, tensor, write_dump
 from tests.compat.guide_blocks import DUMP_JSON

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ptdbg_ascend as ptdbg
-from ptdbg_ascend import acl
 from tensorprobe.errors import CaptureIncomplete, SettingsError, UnknownSetting
+from tensorprobe.legacy.ptdbg import acl
 
 FILE = re.compile(r"(\w+)\.(\w+)\.(\d+)\.0\.(\d{16})\.(input|output)\.([\w.]+)\.npy")
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptdbg_ascend.comparing import compare
-from ptdbg_ascend.table import COLUMNS
 from tensorprobe.errors import CannotCompare, NothingPaired
 from tensorprobe.legacy.compared import result_file
+from tensorprobe.legacy.ptdbg.comparing import compare
+from tensorprobe.legacy.ptdbg.table import COLUMNS
 from tests.builders import runs as made_runs
 from tests.builders.ptdbg import stack, tensor, write_rank
 from tests.compat.tiny_net import (

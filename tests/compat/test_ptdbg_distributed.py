@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ptdbg_ascend.distributed import compare_distributed
 from tensorprobe.errors import CannotCompare, SettingsError
 from tensorprobe.legacy.compared import result_file
+from tensorprobe.legacy.ptdbg.distributed import compare_distributed
 from tests.compat.tiny_net import CONV, RELU, STACK, VERDICT, Tensors, X, failing, read_csv, tensors, write
 
 FAULT = {f"{RELU}_output": -X}

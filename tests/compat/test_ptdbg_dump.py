@@ -212,7 +212,7 @@ def test_a_disk_that_refuses_is_told_and_training_goes_on(caplog: pytest.LogCapt
 @pytest.mark.usefixtures("warm_processes")
 def test_a_killed_program_leaves_a_dump_whose_lines_all_have_their_files(tmp_path: Path) -> None:
     script = (
-        "import os, signal, torch\nfrom ptdbg_ascend import *\nfrom ptdbg_ascend import dump\n"
+        "import os, signal, torch\nfrom ptdbg_ascend import *\nfrom tensorprobe.legacy.ptdbg import dump\n"
         "set_dump_path('npu_dump.pkl')\nregister_hook(torch.nn.Identity(), acc_cmp_dump)\nset_dump_switch('ON')\n"
         "print(dump._state.probe._session.writer._recorder._process.pid, flush=True)\n"
         "input()\nfor _ in range(200): torch.randn(64).neg()\nos.kill(os.getpid(), signal.SIGKILL)\n"

@@ -18,8 +18,8 @@ import numpy
 import pytest
 
 import ptdbg_ascend
-from ptdbg_ascend.dump import MODES
 from tensorprobe.errors import TensorprobeError
+from tensorprobe.legacy.ptdbg.dump import MODES
 from tests.compat import guide_blocks as guide
 from tests.compat.guide_blocks import paste
 from tests.compat.pasted import HOOK, PLAIN_STEPS, Pasted, Place, everywhere, pasted

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptdbg_ascend.parsing import parse
 from tensorprobe.errors import NotFound, RunNotFound, SettingsError
+from tensorprobe.legacy.ptdbg.parsing import parse
 from tests.builders.ptdbg import Line, bare, number, stack, tensor, write_rank
 from tests.compat.tiny_net import CONV, STACK, X, tensors, write
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import ptdbg_ascend as ptdbg
-from ptdbg_ascend import acl
 from tensorprobe.errors import CaptureIncomplete, RunExists
 from tensorprobe.legacy.layouts import forms
+from tensorprobe.legacy.ptdbg import acl
 from tests.builders.ptdbg import Line, tensor, write_dump
 from tests.compat.reading import read_dump
 

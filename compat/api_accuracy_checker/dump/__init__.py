@@ -7,7 +7,8 @@ is for programs whose data come from elsewhere.
 from api_accuracy_checker.config import msCheckerConfig
 from api_accuracy_checker.dump import dump
 from api_accuracy_checker.dump.dump import set_dump_switch
+from tensorprobe.legacy.checker.dump import watch
 
 __all__ = ["dump", "msCheckerConfig", "set_dump_switch"]
 
-dump.watch()
+watch()

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import typer
 
-from tensorprobe.cli.ending import guarded
+from tensorprobe.errors import guarded
 from tensorprobe.version import VERSION
 
 _COMMANDS = ("capture", "compare", "precheck", "overflow", "merge", "inspect", "export", "sim", "doctor")

@@ -1,9 +1,12 @@
-"""What a package of an older tool's name tells its user while it works: on stderr, unless the program has set up logging itself."""
+"""What a package of an older tool's name shows its user: on stderr, unless the program has set up logging itself."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TextIO
 
 
@@ -18,8 +21,14 @@ class _Stderr(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-def speak_through(logger: logging.Logger) -> None:
-    """Show messages from INFO on, with time and process, if nobody has decided otherwise."""
+def logger_of(name: str) -> tuple[logging.Logger, Callable[[], None]]:
+    """Return the logger of an old name, and a function that lets it be seen; every entry point calls that first."""
+    logger = logging.getLogger(name)
+    return logger, partial(_show, logger)
+
+
+def _show(logger: logging.Logger) -> None:
+    """Show messages from INFO on, with time and process, unless the program decided otherwise."""
     if logger.handlers or logger.level or logging.getLogger().handlers:
         return
     handler = _Stderr()
@@ -29,3 +38,18 @@ def speak_through(logger: logging.Logger) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def say_if_published(name: str, published: str) -> None:
+    """Warn when the distribution `published`, which has the same import name, is installed as well."""
+    try:
+        found = version(published)
+    except PackageNotFoundError:
+        return
+    logger, show = logger_of(name)
+    show()
+    logger.warning(
+        "%s %s is installed too, and both bring the package %s. This one is tensorprobe's.\n"
+        "  Keep one of them: pip uninstall %s, or pip uninstall %s. Then install the other again: they share a folder.",
+        *(published, found, name, published, name),
+    )

@@ -1,0 +1,202 @@
+"""`run_ut.py -forward F -backward B`: each recorded call alone, on the device and on the CPU in higher precision.
+
+In: the files that `api_accuracy_checker.dump` wrote. Out: `accuracy_checking_result.csv` and
+`accuracy_checking_details.csv` in `--out_path`, in place of earlier ones; nothing else in that folder is touched.
+Exit code 0: nothing failed, 1: something did, 2: nothing could be checked. The standard is the older tool's, `seed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorprobe.checks import PrecheckResult, precheck
+from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.legacy.checker import logger, speak
+from tensorprobe.legacy.checker.config import msCheckerConfig
+from tensorprobe.legacy.layouts.checker import open_checker, open_checker_files
+from tensorprobe.legacy.layouts.checker_recording import find_unfinished, finish_recording
+from tensorprobe.model.call_name import parse_call_name
+from tensorprobe.model.precheck import Precheck
+from tensorprobe.record import Run
+from tensorprobe.report.precheck_tables import (
+    DETAIL_COLUMNS,
+    DETAILS_FILE,
+    RESULT_COLUMNS,
+    RESULT_FILE,
+    detail_rows,
+    result_rows,
+    safe_cell,
+)
+
+ERROR_FOLDER = "ut_error_data"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code comes back."""
+    speak()
+    given = _parser().parse_args(arguments)
+    try:
+        result = run_ut(
+            Path(given.forward_info_file),
+            Path(given.backward_info_file),
+            out_path=Path(given.out_path),
+            save_error_data=given.save_error_data,
+            error_data_path=given.error_data_path,
+            jit_compile=given.jit_compile,
+        )
+    except TensorprobeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2
+    sys.stdout.write(f"{result}\n")
+    return result.exit_code
+
+
+def run_ut(
+    forward: Path,
+    backward: Path,
+    *,
+    out_path: Path = Path(),
+    save_error_data: bool = False,
+    error_data_path: str | None = None,
+    jit_compile: bool = False,
+) -> PrecheckResult:
+    """Check the calls of a dump and write the two tables. TensorprobeError for what the user can mend."""
+    if not out_path.is_dir():
+        raise SettingsError(f"--out_path is '{out_path}', which is no folder. Make it first: mkdir -p '{out_path}'")
+    _write_unfinished(forward)
+    run, in_this_process = _open(forward, backward)
+    device = find_device()
+    if jit_compile:
+        in_this_process |= set_jit_compile(device)
+    errors = Path(error_data_path or msCheckerConfig.error_data_path, ERROR_FOLDER)
+    with tempfile.TemporaryDirectory(prefix=".run_ut_", dir=out_path) if save_error_data else nullcontext() as scratch:
+        result = precheck(
+            run,
+            device=device,
+            data="real" if run.manifest.settings["mode"] == "tensor" else "random",
+            standard="seed",
+            jobs=0 if in_this_process else 1,
+            out=None if scratch is None else Path(scratch, "precheck"),
+            save_failures=save_error_data,
+        )
+        replays = {} if scratch is None else move_failures(result, Path(scratch, "precheck"), errors)
+    summary = msgspec.structs.replace(result.summary, output=str(out_path / DETAILS_FILE))
+    write_tables(summary, out_path, spell=spell)
+    return PrecheckResult(summary, replays=replays)
+
+
+def find_device() -> str:
+    """npu where there is one, then cuda, then the CPU itself: its own dtypes are then checked against wider ones."""
+    import torch
+
+    if importlib.util.find_spec("torch_npu") is not None:
+        import_module("torch_npu")  # without it torch does not know its devices
+    for name in ("npu", "cuda"):
+        home: Any = getattr(torch, name, None)
+        if home is not None and home.is_available():
+            return name
+    return "cpu"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="run_ut.py", description="Check each recorded API alone.", allow_abbrev=False)
+    parser.add_argument(
+        "-forward", "--forward_info_file", required=True, metavar="FILE", help="forward_info_{pid}.json"
+    )
+    parser.add_argument(
+        "-backward", "--backward_info_file", required=True, metavar="FILE", help="backward_info_{pid}.json"
+    )
+    parser.add_argument("-o", "--out_path", default="./", metavar="FOLDER", help="where the two tables go (./)")
+    parser.add_argument(
+        "-save_error_data", action="store_true", help=f"save inputs and outputs of failing APIs in ./{ERROR_FOLDER}"
+    )
+    parser.add_argument("--error_data_path", metavar="FOLDER", help=f"where {ERROR_FOLDER} goes (./)")
+    parser.add_argument("-jit_compile", "--jit_compile", action="store_true", help="compile operators on the NPU")
+    return parser
+
+
+def _open(forward: Path, backward: Path) -> tuple[Run, bool]:
+    """The dump, and whether only this process can open it: another one finds a backward file by its name alone."""
+    if not backward.is_file():
+        open_checker_files(forward, backward)  # says what is missing
+    run = open_checker(forward) if forward.is_file() else None
+    beside = forward.with_name(forward.name.replace("forward_info_", "backward_info_", 1))
+    if run is not None and beside != forward and beside.exists() and beside.samefile(backward):
+        return run, False
+    return open_checker_files(forward, backward), True
+
+
+def _write_unfinished(forward: Path) -> None:
+    """A program that was killed together with its guard has left a recording, and no files."""
+    recording = find_unfinished(forward)
+    if recording is not None:
+        logger.warning(
+            "'%s' was never written: its program was killed. It is written now from what it had recorded.", forward
+        )
+        finish_recording(recording)
+
+
+def set_jit_compile(device: str) -> bool:
+    """Tell the NPU to compile operators; whether that was possible."""
+    import torch
+
+    set_mode: Callable[..., Any] | None = getattr(getattr(torch, device, None), "set_compile_mode", None)
+    if set_mode is None:
+        logger.info("-jit_compile has no effect: device %s has no compile mode.", device)
+        return False
+    set_mode(jit_compile=True)
+    return True
+
+
+def move_failures(result: PrecheckResult, scratch: Path, target: Path) -> dict[str, str]:
+    """Put what was saved of failing calls into the target, in place of what has the same name there. Scripts by call come back."""
+    saved = scratch / "failures"
+    for entry in sorted(saved.iterdir()) if saved.is_dir() else ():
+        target.mkdir(parents=True, exist_ok=True)
+        place = target / entry.name
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        shutil.move(entry, place)
+    moved = {call: target / Path(script).relative_to(saved.absolute()) for call, script in result.replays.items()}
+    return {call: os.path.relpath(script) for call, script in moved.items()}
+
+
+def write_tables(summary: Precheck, folder: Path, *, stamp: str = "", spell: Callable[[str], str]) -> tuple[Path, Path]:
+    """The two tables, with a time in their names or without; their paths come back. `spell` names a call."""
+    result_file, details_file = (folder / name.replace(".csv", f"{stamp}.csv") for name in (RESULT_FILE, DETAILS_FILE))
+    result = [row[: len(RESULT_COLUMNS)] for row in result_rows(summary, spell=spell)]
+    _write(result_file, RESULT_COLUMNS, result)
+    _write(details_file, DETAIL_COLUMNS, detail_rows(summary, spell=spell))
+    return result_file, details_file
+
+
+def spell(label: str) -> str:
+    """The name of a call as the JSON files have it: `Functional*conv2d*0`."""
+    op, number, _ = parse_call_name(label)
+    return "*".join((*op.split(".", 1), number))
+
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([safe_cell(cell) for cell in row] for row in rows)
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

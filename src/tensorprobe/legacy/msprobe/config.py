@@ -1,0 +1,272 @@
+"""config.json: every field in one table, checked, with the fields that were given to PrecisionDebugger over it.
+
+In: a file that a user wrote. Out: a `DumpConfig`, or SettingsError with the field, its line and what it may be. A field
+that nobody knows is an error; one that the published tool has and that would change nothing here is taken and has no effect.
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.legacy.layouts.forms import MSPROBE_PARTS
+from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops
+from tensorprobe.settings import parse_numbers
+
+TASKS = ("statistics", "tensor", "structure", "run_ut", "overflow_check")
+LEVELS = ("L0", "L1", "L2", "mix", "debug")
+_SAME_TASK = {"acc_check": "run_ut"}
+_OTHER_TASKS = ("grad_probe", "free_benchmark", "diff_check", "nan_check", "exception_dump")
+"""Tasks of the published tool that are not here; their sections stand in every config.json that it ships."""
+_DATA_MODES = ("all", "forward", "backward", "input", "output")
+_DEFAULT_PATH = "./dump_path"
+
+
+@dataclass(frozen=True)
+class DumpConfig:
+    """What is to be dumped, where, and when. An empty list of ranks, steps or names means all of them."""
+
+    task: str = "statistics"
+    dump_path: Path = Path(_DEFAULT_PATH)
+    level: str = "L1"
+    rank: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+    enable_dataloader: bool = False
+    seed: int | None = None
+    is_deterministic: bool = False
+    extra_info: bool = True
+    scope: tuple[str, ...] = ()
+    list: tuple[str, ...] = ()
+    parts: tuple[str, ...] = MSPROBE_PARTS
+    summary_mode: str = "statistics"
+    file_format: str = "pt"
+    tensor_list: tuple[str, ...] = ()
+    overflow_nums: int = 1
+    white_list: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    error_data_path: Path = Path("./")
+    excluded: frozenset[str] = frozenset()
+    """The APIs that `support_wrap_ops`, a file of that name, leaves out; without it the one that is shipped."""
+
+
+def read_config(config_path: str | os.PathLike[str] | None = None, **given: Any) -> DumpConfig:
+    """The settings of a config.json; what is given beside it, and is not None, comes before what the file says."""
+    text, values = _read(config_path)
+    where = "" if config_path is None else f" in '{config_path}'"
+
+    def locate(key: str) -> str:
+        line = next((n for n, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), 0)
+        return f"{where}, line {line}" if line else where
+
+    own = _check(values, {**_FIELDS, **_SECTIONS}, locate)
+    own |= _check({key: value for key, value in given.items() if value is not None}, _FIELDS, lambda _: "")
+    task = own.get("task", "statistics")
+    names = [name for name in (task, *_SAME_TASK) if _SAME_TASK.get(name, name) == task]
+    for name in _SECTIONS:
+        section = own.pop(name, None) or {}
+        if name in names:
+            own |= section
+    if config_path is not None and "dump_path" not in own:
+        raise SettingsError(f'there is no dump_path{where}: say where the dump is to go, "dump_path": "./dump".')
+    excluded = excluded_ops(own.pop("support_wrap_ops", None))
+    return _consistent(DumpConfig(**own, excluded=excluded))
+
+
+def _read(config_path: str | os.PathLike[str] | None) -> tuple[str, dict[str, Any]]:
+    if config_path is None:
+        return "", {}
+    if not isinstance(config_path, (str, os.PathLike)):
+        raise SettingsError(f"config_path is {config_path!r}; it must be the path of a config.json.")
+    try:
+        text = Path(config_path).read_text(encoding="utf-8")
+        values = json.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"'{config_path}' cannot be read: {error}.") from None
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"'{config_path}', line {error.lineno} is no JSON: {error.msg}.") from None
+    if not isinstance(values, dict):
+        raise SettingsError(f"'{config_path}' is no JSON object; it must begin with {{.")
+    return text, values
+
+
+def _check(values: Mapping[str, Any], known: Mapping[str, Any], locate: Callable[[str], str]) -> dict[str, Any]:
+    """The values that mean something here, each checked."""
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UnknownSetting(f"there is no setting {key!r}{locate(key)}.{did_you_mean(key, known)}")
+        check = known[key]
+        try:
+            if isinstance(check, dict):
+                if not isinstance(value, dict):
+                    raise SettingsError("it must be an object with the settings of that task")
+                checked[key] = _check(value, check, locate)
+            elif value is not None and check is not None:
+                checked |= check(key, value)
+        except UnknownSetting:
+            raise
+        except SettingsError as error:
+            message = str(error)
+            if isinstance(check, dict) and not message.startswith("it must"):
+                raise
+            raise SettingsError(f"{key} is {json.dumps(value, default=repr)}{locate(key)}; {message}.") from None
+    return checked
+
+
+def _consistent(config: DumpConfig) -> DumpConfig:
+    """The settings, when they go together."""
+    task, level = config.task, config.level
+    if len(config.scope) not in (0, 2):
+        raise SettingsError(f"scope has {len(config.scope)} names; it takes two, the first and the last call.")
+    if level == "L2" and config.scope:
+        raise SettingsError(
+            "level is 'L2' and scope is set. L2 picks the ATen calls made in the API calls that list names; "
+            "leave scope out, or set level to 'L1'."
+        )
+    if level == "debug" and task not in ("tensor", "statistics"):
+        raise SettingsError(
+            f"level is 'debug' and task is {task!r}; variables are saved with task tensor or statistics."
+        )
+    set_here = [name for name in ("scope", "list", "parts") if getattr(config, name) != getattr(DumpConfig, name)]
+    if task == "overflow_check" and set_here:
+        name = set_here[0].replace("parts", "data_mode")
+        raise SettingsError(f"task is 'overflow_check' and {name} is set. Every call is watched: leave {name} out.")
+    if task == "run_ut" and level not in ("L1", "mix"):
+        raise SettingsError(
+            f"task is 'run_ut' and level is {level!r}; API calls are checked: set level to 'L1' or 'mix'."
+        )
+    if task == "structure" and level not in ("L0", "mix"):
+        return replace(config, level="mix")  # as the published tool does: calls by themselves have no structure
+    return config
+
+
+def _texts(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise SettingsError("it must be a list of names")
+    return {key: tuple(value)}
+
+
+def _numbers(key: str, value: Any) -> dict[str, Any]:
+    try:
+        return {key: parse_numbers(value, key)}
+    except SettingsError as error:
+        raise SettingsError(
+            f'it must be a list of numbers and ranges, such as [0, "4-6"]: {error}'.rstrip(".")
+        ) from None
+
+
+def _switch(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise SettingsError("it must be true or false")
+    return {key: value}
+
+
+def _whole(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingsError("it must be a whole number")
+    return {key: value}
+
+
+def _count(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise SettingsError("it must be a whole number from 1, or -1 for no end")
+    return {key: value}
+
+
+def _path(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, (str, os.PathLike)) or "\0" in str(value):
+        raise SettingsError("it must be the path of a folder")
+    return {key: Path(value)} if os.fspath(value) else {}  # so it stands in the file that the older tool ships
+
+
+def _one_of(*allowed: str) -> Callable[[str, Any], dict[str, Any]]:
+    def check(key: str, value: Any) -> dict[str, Any]:
+        if value not in allowed:
+            raise SettingsError(
+                f"it must be one of {', '.join(allowed)}.{did_you_mean(str(value), allowed)}".rstrip(".")
+            )
+        return {key: value}
+
+    return check
+
+
+def _task(key: str, value: Any) -> dict[str, Any]:
+    if value in _OTHER_TASKS:
+        raise SettingsError(f"that task is not part of this version; there are {', '.join(TASKS)}")
+    found = _one_of(*TASKS, *_SAME_TASK)(key, value)[key]
+    return {key: _SAME_TASK.get(found, found)}
+
+
+def _data_mode(key: str, value: Any) -> dict[str, Any]:
+    """What is dumped: each of the modes adds its part, as in the published tool."""
+    modes = _texts(key, value)[key]
+    for mode in modes:
+        _one_of(*_DATA_MODES)(key, mode)
+    if "all" in modes and len(modes) > 1:
+        raise SettingsError("'all' is everything already; leave the others out")
+    if not modes or "all" in modes:
+        return {}
+    return {"parts": tuple(part for part in MSPROBE_PARTS if not set(part.split(".")).isdisjoint(modes))}
+
+
+def _without_effect(key: str, value: Any) -> dict[str, Any]:
+    return {}
+
+
+def _refused(key: str, value: Any) -> dict[str, Any]:
+    """For what the published tool has and this does not: only what switches it off is taken."""
+    if value in (False, "", -1) or value == [] or value == {}:
+        return {}
+    raise SettingsError("that is not part of this version; leave it out")
+
+
+_CALLS: dict[str, Any] = {
+    "scope": _texts,
+    "list": _texts,
+    "data_mode": _data_mode,
+    "slice": _refused,
+    "request_id": _refused,
+}
+_ONLINE = ("online_run_ut", "online_run_ut_recompute", "nfs_path", "host", "port", "rank_list", "tls_path")
+_CHECKS: dict[str, Any] = {"white_list": _texts, "black_list": _texts, "error_data_path": _path, "scope": _texts}
+_FIELDS: dict[str, Any] = {
+    "task": _task,
+    "dump_path": _path,
+    "level": _one_of(*LEVELS),
+    "rank": _numbers,
+    "step": _numbers,
+    "enable_dataloader": _switch,
+    "seed": _whole,
+    "is_deterministic": _switch,
+    "extra_info": _switch,
+    "support_wrap_ops": _path,
+    "async_dump": _without_effect,
+    "precision": _without_effect,
+    "risk_level": _without_effect,
+    "custom_op_namespaces": _without_effect,
+    "dump_enable": lambda key, value: {} if value is True else _refused(key, value or "no"),
+    "load": _refused,
+    "acl_config": _refused,
+}
+_SECTIONS: dict[str, Any] = {
+    "statistics": {**_CALLS, "summary_mode": _one_of("statistics", "md5"), "tensor_list": _texts},
+    "tensor": {
+        **_CALLS,
+        "summary_mode": _one_of("statistics", "md5"),
+        "file_format": _one_of("pt", "npy"),
+        "bench_path": _refused,
+        **dict.fromkeys(_ONLINE, _refused),
+    },
+    "structure": _CALLS,
+    "run_ut": {**_CHECKS, "list": _texts, "data_mode": _data_mode},
+    "acc_check": {**_CHECKS, "list": _texts, "data_mode": _data_mode},
+    "overflow_check": {**_CALLS, "overflow_nums": _count, "check_mode": _without_effect},
+    **dict.fromkeys(_OTHER_TASKS),
+}
+"""Section of a task → its fields; None for one that is not looked into."""
