@@ -30,7 +30,7 @@ def test_counts_are_of_calls_and_add_up() -> None:
     summary = concluded(*outcomes, equal={0: ["a", "b"], 2: ["c"]}).summary
     assert (summary.calls, summary.distinct) == (8, 5)
     assert (summary.passed, summary.failed, summary.skipped) == (4, 2, 2)
-    assert summary.reasons == {"empty gives memory that is not initialised": 2}
+    assert summary.reasons == {"empty returns memory that is not initialised": 2}
     assert (summary.backward_passed, summary.backward_failed) == (4, 1)
     assert [one.module for one in summary.checks] == ["net"] * 5
     assert summary.checks[0].equal == ["a", "b"]

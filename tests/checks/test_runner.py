@@ -82,7 +82,7 @@ def test_a_sound_run_passes_here_and_in_processes_with_the_same_bytes(
     assert (summary.exit_code, summary.failed, summary.distinct < summary.calls) == (0, 0, True)
     assert summary.passed + summary.failed + summary.skipped == summary.calls
     assert summary.calls == sum(1 + len(check.equal) for check in summary.checks)
-    assert summary.reasons == {"empty gives memory that is not initialised": 1}
+    assert summary.reasons == {"empty returns memory that is not initialised": 1}
     for jobs in (0, 1, 2):
         assert sorted(path.name for path in (tmp_path / f"jobs{jobs}").iterdir()) == FILES
         assert files_of(tmp_path / f"jobs{jobs}") == files_of(tmp_path / "jobs0")

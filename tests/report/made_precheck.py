@@ -70,7 +70,7 @@ def skipped(call: str = "Torch.empty.0.forward", **changes: Any) -> CallCheck:
     facts: dict[str, Any] = {
         "forward": "skip",
         "backward": "skip",
-        "message": "empty gives memory that is not initialised",
+        "message": "empty returns memory that is not initialised",
     }
     return check(call, **{**facts, "details": [], "data": "", **changes})
 

@@ -66,7 +66,7 @@ def test_every_call_has_its_row_also_the_equal_ones(tmp_path: Path) -> None:
         ["Functional.linear.0", "True", "True", ""],
         ["Functional.linear.1", "True", "True", ""],
         ["Functional.softmax.0", "False", "True", message],
-        ["Torch.empty.0", "SKIP", "SKIP", "empty gives memory that is not initialised"],
+        ["Torch.empty.0", "SKIP", "SKIP", "empty returns memory that is not initialised"],
         ["Torch.arange.0", "True", "", ""],
     ]
 
@@ -110,7 +110,7 @@ def test_calls_without_figures_have_a_row(tmp_path: Path) -> None:
     rows = details(precheck(dead, skipped(), failing("Torch.exp.0.forward", details=[raised])), tmp_path)
     assert [(name, row["Pass"], row["Message"], row["Max Rel Error"]) for name, row in rows.items()] == [
         ("Functional.softmax.0.forward", "False", "did not end within 60 s", ""),
-        ("Torch.empty.0.forward", "SKIP", "empty gives memory that is not initialised", ""),
+        ("Torch.empty.0.forward", "SKIP", "empty returns memory that is not initialised", ""),
         ("Torch.exp.0.forward", "False", "it raised on npu: RuntimeError", ""),
     ]
 

@@ -23,7 +23,7 @@ def test_a_precheck_that_fails() -> None:
         "passed    2   50 % of those that were run\n"
         "failed    2\n"
         "skipped   1\n"
-        "          1   empty gives memory that is not initialised\n"
+        "          1   empty returns memory that is not initialised\n"
         "backward  4   4 passed\n"
         "device npu against the CPU in higher precision, random data, standard noise-aware, 2 s\n"
         "Every figure: out\n"

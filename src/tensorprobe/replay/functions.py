@@ -1,49 +1,89 @@
-"""From the name of an op to the function, or the reason why a call of it cannot be run alone.
+"""From the name of an op in a file to the function, or the reason why a call of it is not replayed.
 
-No list of ops that can be replayed is kept: whatever operation torch has under that name is run. What is refused is
-refused for a reason that stands here. A run is somebody else's file: only operations on tensors are ever called, never a
-function of torch that loads, compiles or reads.
+A run is somebody else's file, so a name in it is looked up in an allow-list and never walked through attributes. Allowed
+are: functions that torch offers to overrides, operators of the dispatcher that take and return tensors and plain values,
+and public functions that torch_npu defines itself. A look-up takes one attribute of a fixed home, and nothing more. What
+touches files, processes, devices, global state or storage is refused by its schema, its home or the table below.
 """
 
 from __future__ import annotations
 
+import keyword
+import re
 import sys
+import types
 from collections.abc import Callable
 from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional
-from torch.overrides import get_ignored_functions, resolve_name
+from torch.overrides import get_overridable_functions
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "Functional": ("torch.nn.functional", "torch._C._nn"),
     "Tensor": ("torch.Tensor",),
     "Torch": ("torch", "torch._C._nn"),
+    **{
+        f"Torch.{part}": (f"torch.{part}",)
+        for part in ("functional", "linalg", "fft", "special", "nn.functional", "nn.init")
+    },
     "VF": ("torch._VF",),
-    "Aten": ("torch.ops.aten", "torch.ops"),
-    "Ops": ("torch.ops",),
-    "NPU": ("torch_npu", "torch.ops.npu"),
 }
+"""The beginning of an op's name → the objects in which the rest is looked up."""
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(
-        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format".split(),
-        "gives memory that is not initialised",
+        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format empty_quantized".split(),
+        "returns memory that is not initialised",
     ),
     **dict.fromkeys(
-        "cuda npu xpu mps ipu hpu is_shared pin_memory record_stream set_ resize_ resize_as_ apply_ map_ map2_ from_file".split(),
-        "is about memory or devices, not about values",
+        "cuda npu xpu mps ipu hpu mtia is_shared is_pinned pin_memory _pin_memory record_stream".split(),
+        "is about devices, not about values",
     ),
     **dict.fromkeys(
-        "seed initial_seed manual_seed get_rng_state set_rng_state _use_cudnn_ctc_loss".split(),
+        "set_ set_data resize resize_ resize_as_ resize_as_sparse_ _resize_output _resize_output_ storage untyped_storage "
+        "storage_type share_memory_ data_ptr const_data_ptr _from_blob frombuffer from_numpy _typed_storage typed_storage "
+        "numpy tolist __array__ __array_wrap__ __dlpack__ __dlpack_device__".split(),
+        "is about memory, not about values",
+    ),
+    **dict.fromkeys("from_file save load tofile read_file write_file".split(), "reads or writes files"),
+    **dict.fromkeys(
+        "apply_ map_ map2_ register_hook register_post_accumulate_grad_hook module_load __reduce_ex__ __reduce__ "
+        "__setstate__ __deepcopy__ _clear_non_serializable_cached_data __format__ __repr__ backward _backward".split(),
+        "is about objects of Python, not about values",
+    ),
+    **dict.fromkeys(
+        "seed initial_seed manual_seed get_rng_state set_rng_state _use_cudnn_ctc_loss _cufft_set_plan_cache_max_size "
+        "_cufft_clear_plan_cache".split(),
         "is about the state of the process, not about values",
     ),
 }
-_DESCRIPTORS = (type(torch.Tensor.add), type(torch.Tensor.__hash__))
+_REFUSED_LIBRARIES: dict[str, str] = {
+    **dict.fromkeys(
+        "c10d _c10d_functional _c10d_functional_autograd symm_mem _dtensor fsdp".split(), "needs the other ranks"
+    ),
+    **dict.fromkeys("inductor inductor_prims".split(), "is about memory, not about values"),
+    **dict.fromkeys("image debugprims".split(), "reads or writes files"),
+    **dict.fromkeys(
+        "prim profiler streams static_runtime export debug_mode_ops _test torch_npu_profiler".split(),
+        "is about the state of the process, not about values",
+    ),
+}
+_PLAIN = frozenset("Tensor List Optional Tuple Dict int float bool complex number str Device Generator QScheme".split())
+"""The words that the types of a schema may consist of; storages, streams, process groups and objects of classes are not among them."""
+_OF_TORCH = ("aten", "prims", "npu")
+"""Libraries whose operators may take text: the name of a mode, never that of a file."""
+_FILE = re.compile(r"file|path|folder|dir(ectory)?$|url")
+_STATEFUL = re.compile(
+    r"(npu_)?(set|init|finalize|enable|disable|register|unregister|load|save|dump|start|stop|apply|add_\w+_methods"
+    r"|erase|synchronize|seed|empty|shutdown|reset)(_|$)"
+)
+"""Beginnings of names in torch_npu that change the process or the device."""
+_OF_NPU = ("torch_npu", "tensorprobe.sim")
 
 
 class CannotReplay(Exception):
-    """Why a call cannot be run alone. Never reaches a user as an exception: it becomes the reason of a skipped call."""
+    """Why a call cannot be run alone. It becomes the reason of a skipped call and never reaches a user as an exception."""
 
 
 class Found(NamedTuple):
@@ -54,47 +94,159 @@ class Found(NamedTuple):
 
 
 def find_function(op: str) -> Callable[..., Any]:
-    """The function behind `Functional.conv2d`, `Torch.linalg.norm`, `Aten.mm.default`; CannotReplay with the reason."""
+    """Return the function behind `Functional.conv2d`, `Torch.linalg.norm`, `Aten.mm.default`; CannotReplay with the reason."""
     return find_op(op).function
 
 
 @cache
 def find_op(op: str) -> Found:
-    """The function with its path: `torch.nn.functional.conv2d`. CannotReplay with the reason."""
+    """Return the function with its path: `torch.nn.functional.conv2d`. CannotReplay with the reason."""
     family, _, name = op.partition(".")
     if family == "Distributed":
         raise CannotReplay("a collective needs the other ranks")
     if family == "Module":
         raise CannotReplay("a module is not run as a whole: the calls in it are")
-    last = name.split(".")[0] if family == "Aten" else name.rpartition(".")[2]
-    if last in _REFUSED:
-        raise CannotReplay(f"{last} {_REFUSED[last]}")
-    for home in _HOMES.get(family, ()):
-        if home == "torch_npu" and home not in sys.modules:
-            continue
-        try:
-            start = sys.modules[home] if home == "torch_npu" else reduce(getattr, home.split(".")[1:], torch)
-            found: Any = reduce(getattr, name.split("."), start)
-        except (AttributeError, RuntimeError):  # torch.ops raises either for a name it does not have
-            continue
-        if not _is_operation(found, name, family):
+    parts = name.split(".")
+    for part in parts:
+        if not part.isascii() or not part.isidentifier():
             raise CannotReplay(f"{op} is no operation on tensors")
-        return Found(found, f"{home}.{name}")
-    raise CannotReplay(f"this process has no function {op}")
+        if part in _REFUSED:
+            raise CannotReplay(f"{part} {_REFUSED[part]}")
+    found = _in_dispatcher(family, parts) if family in ("Aten", "Ops", "NPU") else None
+    if family == "NPU":
+        found = _in_torch_npu(parts) or found
+    if found is None and family in _HOMES:
+        home, _, last = op.rpartition(".")
+        found = _in_torch(home, last)
+    if found is None:
+        raise CannotReplay(f"{op} is no operation on tensors that this process has")
+    return found
 
 
-def _is_operation(found: Any, name: str, family: str) -> bool:
-    """Whether torch itself counts it as an operation: a kernel, a function that tensors may override, or one that makes them."""
-    if isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+def _in_torch(home: str, name: str) -> Found | None:
+    for path in _HOMES.get(home, ()):
+        if name in _overridable()[path] or _is_kernel(path, name):
+            found = getattr(_home(path), name, None)
+            if callable(found) and not isinstance(found, (type, types.ModuleType)):
+                return Found(found, f"{path}.{name}")
+    return None
+
+
+def _home(path: str) -> Any:
+    return reduce(getattr, path.split(".")[1:], torch)
+
+
+@cache
+def _overridable() -> dict[str, frozenset[str]]:
+    """Return for each home the names of the functions that torch offers to overrides, or that torch.nn.functional defines."""
+    offered = {function for functions in get_overridable_functions().values() for function in functions}
+    found = {}
+    for path in {path for paths in _HOMES.values() for path in paths}:
+        home = _home(path)
+        members = {name: getattr(home, name, None) for name in dir(home)}
+        found[path] = frozenset(
+            name
+            for name, member in members.items()
+            if isinstance(member, _FUNCTIONS) and (member in offered or _is_public_function(path, name, member))
+        )
+    return found
+
+
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+
+def _is_public_function(path: str, name: str, member: Any) -> bool:
+    return path.startswith("torch.nn.") and member.__module__ == path and not name.startswith("_")
+
+
+def _is_kernel(path: str, name: str) -> bool:
+    """Return whether a name is a binding of an ATen operator: factories, `_foreach_add`, fused optimizer steps, gelu."""
+    if (path, name) in _FACTORIES:
         return True
-    if family in ("Aten", "Ops") or not callable(found) or isinstance(found, type):
+    bound = any(hasattr(home, name) for home in _KERNELS.get(path, ()))
+    return bound and any(_is_plain(schema) for schema in _schemas("aten", name))
+
+
+_FACTORIES = {("torch", "asarray"), ("torch.Tensor", "new_tensor"), ("torch.Tensor", "to_sparse_coo")}
+_KERNELS: dict[str, tuple[Any, ...]] = {
+    "torch": (torch._C._VariableFunctions,),
+    "torch._VF": (torch._C._VariableFunctions,),
+    "torch._C._nn": (torch._C._nn,),
+    "torch.nn.functional": (torch._C._nn, torch._C._VariableFunctions),
+    "torch.Tensor": (torch._C.TensorBase,),
+}
+
+
+def _in_dispatcher(family: str, parts: list[str]) -> Found | None:
+    """Look up `mm.default`, `aten.mm` or `mylib.op.default` among the operators of the dispatcher."""
+    library = {"Aten": "aten", "NPU": "npu"}.get(family)
+    ways = [(library, parts)] if library is not None and len(parts) <= 2 else []
+    if family != "NPU" and 2 <= len(parts) <= 3:
+        ways.append((parts[0], parts[1:]))
+    for namespace, (name, *overload) in ways:
+        schemas = _schemas(namespace, name)
+        if not schemas:
+            continue
+        if namespace in _REFUSED_LIBRARIES:
+            raise CannotReplay(f"{namespace}::{name} {_REFUSED_LIBRARIES[namespace]}")
+        wanted = [s for s in schemas if not overload or (s.overload_name or "default") == overload[0]]
+        if not any(_is_plain(schema) for schema in wanted):
+            continue
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        function = getattr(packet, overload[0], None) if overload else packet
+        if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return Found(function, _path("torch.ops", namespace, name, *overload))
+    return None
+
+
+def _path(*parts: str) -> str:
+    """Return how Python writes it; the overload of `random_` that is called `from` needs getattr."""
+    if keyword.iskeyword(parts[-1]):
+        return f"getattr({'.'.join(parts[:-1])}, {parts[-1]!r})"
+    return ".".join(parts)
+
+
+def _schemas(namespace: str, name: str) -> list[Any]:
+    return list(torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"))
+
+
+def _is_plain(schema: Any) -> bool:
+    """Return whether an operator takes and returns tensors and plain values only, and none of these names a file."""
+    namespace = schema.name.partition("::")[0]
+    taken = {argument.name: str(argument.type) for argument in schema.arguments}
+    given = [str(value.type) for value in schema.returns]
+    if not all(set(re.findall(r"[\w.]+", kind)) <= _PLAIN for kind in (*taken.values(), *given)):
         return False
-    if family == "NPU" or (resolve_name(found) and found not in get_ignored_functions()):
-        return True
-    if family == "Tensor":
-        return isinstance(found, _DESCRIPTORS)
-    if getattr(found, "__module__", "") == "torch.nn.functional":
-        return True
-    # Fused steps of optimizers and factories are not in torch's list of what can be overridden.
-    kernels = (torch._C._VariableFunctions, torch._C._nn)
-    return any(hasattr(kernel, name) for kernel in kernels)
+    if any("str" in kind and (namespace not in _OF_TORCH or _FILE.search(name)) for name, kind in taken.items()):
+        return False
+    writes = any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
+    return any("Tensor" in kind for kind in (*taken.values(), *given)) and (writes or bool(given))
+
+
+def _in_torch_npu(parts: list[str]) -> Found | None:
+    """Look up a public function that torch_npu defines itself; nothing that it imported."""
+    package = sys.modules.get("torch_npu")
+    if package is None or len(parts) != 1:
+        return None
+    name = parts[0]
+    found = vars(package).get(name)
+    path = f"torch_npu.{name}"
+    if isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return Found(found, path) if _in_dispatcher("Ops", str(found).split(".")) else None
+    if (
+        name.startswith("_")
+        or _STATEFUL.match(name)
+        or not isinstance(found, (types.FunctionType, types.BuiltinFunctionType))
+    ):
+        return None
+    home = getattr(found, "__module__", None) or ""
+    ours = isinstance(home, str) and any(home == root or home.startswith(f"{root}.") for root in _OF_NPU)
+    return Found(found, path) if ours else None
+
+
+_overridable()  # at import: a program that patches torch later has its own functions run
