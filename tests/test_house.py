@@ -99,8 +99,6 @@ DEBT_PRIVATE = {
     "src/tensorprobe/cli/doctor.py": 1,
     "src/tensorprobe/legacy/msprobe/online_dispatch.py": 2,
     "src/tensorprobe/legacy/ptdbg/scope.py": 1,
-    "src/tensorprobe/replay/functions.py": 2,
-    "src/tensorprobe/replay/once.py": 1,
     "src/tensorprobe/sim/autocast.py": 2,
     "src/tensorprobe/sim/collectives.py": 1,
     "src/tensorprobe/sim/device.py": 5,

@@ -35,6 +35,12 @@ _pop_dispatch: Callable[[Any], Any] = need("_C._pop_torch_dispatch_stack")
 dispatch_modes: Callable[[], int] = need("_C._len_torch_dispatch_stack")
 is_compiling: Callable[[], bool] = need("compiler.is_compiling")
 is_tracing: Callable[[], bool] = need("_C._is_tracing")
+functions_of_aten: Any = need("_C._VariableFunctions")
+functions_of_nn: Any = need("_C._nn")
+methods_of_tensor: Any = need("_C.TensorBase")
+OpOverload: Any = need("_ops.OpOverload")
+OpOverloadPacket: Any = need("_ops.OpOverloadPacket")
+schemas_of_op: Callable[[str], list[Any]] = need("_C._jit_get_schemas_for_operator")
 
 
 def pop_dispatch_mode() -> Any:

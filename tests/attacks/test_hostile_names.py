@@ -13,8 +13,8 @@ import torch
 
 from tensorprobe.checks import precheck
 from tensorprobe.replay.functions import _REFUSED, _REFUSED_LIBRARIES, CannotReplay, find_op
-from tests.made_runs import call as made_call
-from tests.made_runs import write
+from tests.builders.runs import call as made_call
+from tests.builders.runs import write
 
 OF_FILES = [
     f"{home}.{name}"

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional
 from torch.overrides import get_overridable_functions
 
+from tensorprobe import torch_names
+
 _HOMES: dict[str, tuple[str, ...]] = {
     "Functional": ("torch.nn.functional", "torch._C._nn"),
     "Tensor": ("torch.Tensor",),
@@ -79,7 +81,8 @@ _STATEFUL = re.compile(
     r"|erase|synchronize|seed|empty|shutdown|reset)(_|$)"
 )
 """Beginnings of names in torch_npu that change the process or the device."""
-_OF_NPU = ("torch_npu", "tensorprobe.sim")
+_OF_NPU = ("torch_npu", __name__.partition(".")[0])
+"""Where functions of torch_npu are defined: by itself, or by the simulated device of this package."""
 
 
 class CannotReplay(Exception):
@@ -174,11 +177,11 @@ def _is_kernel(path: str, name: str) -> bool:
 
 _FACTORIES = {("torch", "asarray"), ("torch.Tensor", "new_tensor"), ("torch.Tensor", "to_sparse_coo")}
 _KERNELS: dict[str, tuple[Any, ...]] = {
-    "torch": (torch._C._VariableFunctions,),
-    "torch._VF": (torch._C._VariableFunctions,),
-    "torch._C._nn": (torch._C._nn,),
-    "torch.nn.functional": (torch._C._nn, torch._C._VariableFunctions),
-    "torch.Tensor": (torch._C.TensorBase,),
+    "torch": (torch_names.functions_of_aten,),
+    "torch._VF": (torch_names.functions_of_aten,),
+    "torch._C._nn": (torch_names.functions_of_nn,),
+    "torch.nn.functional": (torch_names.functions_of_nn, torch_names.functions_of_aten),
+    "torch.Tensor": (torch_names.methods_of_tensor,),
 }
 
 
@@ -199,7 +202,7 @@ def _in_dispatcher(family: str, parts: list[str]) -> Found | None:
             continue
         packet = getattr(getattr(torch.ops, namespace), name, None)
         function = getattr(packet, overload[0], None) if overload else packet
-        if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if isinstance(function, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
             return Found(function, _path("torch.ops", namespace, name, *overload))
     return None
 
@@ -212,7 +215,7 @@ def _path(*parts: str) -> str:
 
 
 def _schemas(namespace: str, name: str) -> list[Any]:
-    return list(torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"))
+    return list(torch_names.schemas_of_op(f"{namespace}::{name}"))
 
 
 def _is_plain(schema: Any) -> bool:
@@ -236,7 +239,7 @@ def _in_torch_npu(parts: list[str]) -> Found | None:
     name = parts[0]
     found = vars(package).get(name)
     path = f"torch_npu.{name}"
-    if isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(found, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
         return Found(found, path) if _in_dispatcher("Ops", str(found).split(".")) else None
     if (
         name.startswith("_")

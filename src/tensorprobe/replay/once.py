@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, changed_arguments, flatten_result
 from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import Call, Slot
@@ -137,7 +138,7 @@ def _demand_dense(outputs: Mapping[str, torch.Tensor]) -> None:
 
 def changes(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
     """Whether a call may change its arguments, and the slots whose version does not tell (as capture sees them)."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, torch_names.OpOverload):
         return bool(function._schema.is_mutable), ()
     mutates, written = changed_arguments(call.op)
     asked = bool((call.kwargs or {}).get("inplace")) or "out" in (call.kwargs or {})
