@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 import tensorprobe
 from tensorprobe.checks.check import CheckSettings, check_call
 from tensorprobe.errors import SettingsError
+from tensorprobe.judge.standards import STANDARDS
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay import functions
 from tensorprobe.replay.failures import save_failure
 from tensorprobe.replay.script import LIMIT_NAMES
-from tensorprobe.replay.standards import STANDARDS
 from tests.builders.runs import call as made_call
 from tests.builders.runs import write
 from tests.checks.planting import record, record_one

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tensorprobe.checks.check import CheckSettings
 from tensorprobe.errors import SettingsError
-from tensorprobe.replay.standards import STANDARDS, Evidence, judge
+from tensorprobe.judge.standards import STANDARDS, Evidence, judge
 from tests.checks.planting import DEVICE, Spoiler, assert_passes, check, planted, record, record_one
 
 
@@ -205,7 +205,7 @@ def figures(**changes: float) -> dict[str, float]:
 def test_limits_of_the_standards(standard: str, changes: dict[str, float], passes: bool) -> None:
     device = figures(**changes)
     own = figures(relative_l2=5e-8, max_abs=1e-7, different=9.0)
-    evidence = Evidence("Functional.gelu", "forward", torch.float32, device, own, device, 1.0, 1.0)
+    evidence = Evidence("Functional.gelu", "forward", "float32", device, own, device, 1.0, 1.0)
     assert judge(STANDARDS[standard], evidence).passes is passes
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.judge.standards import STANDARDS
 from tensorprobe.model.precheck import CallCheck, Checked, Passed
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare
-from tensorprobe.replay.standards import STANDARDS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,14 @@ import numpy
 import pyarrow as pa
 
 from tensorprobe.model.comparison import COLUMNS, STATUSES
-from tensorprobe.model.measured import BASES, JUDGED, SIDES, VERDICTS, Measured, Opinion
+from tensorprobe.model.measured import BASES, JUDGED, SIDES, VERDICTS, Measured, Opinions
 from tensorprobe.report.table import arrow_schema
 
 BATCH_ROWS = 65_536
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
-def batches_of(measured: Measured, opinion: Opinion) -> Iterator[pa.RecordBatch]:
+def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch]:
     """The rows of one step of one rank, a bounded number at a time."""
     calls, rows = measured.calls, measured.rows
     by_call: dict[str, Sequence[str]] = {

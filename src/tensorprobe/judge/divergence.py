@@ -17,7 +17,7 @@ import numpy
 from tensorprobe.judge.externals import external_of
 from tensorprobe.model import Level
 from tensorprobe.model.comparison import STATUSES, Divergence, External, Finding, Inputs, Row
-from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, UNMEASURED, VERDICTS, Measured, Opinion
+from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, UNMEASURED, VERDICTS, Measured, Opinions
 
 MAX_EXTERNALS = 100
 
@@ -64,7 +64,7 @@ class _Step:
     """A measured and judged step, looked at call by call."""
 
     measured: Measured
-    opinion: Opinion
+    opinion: Opinions
     epochs: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class _Step:
         return Candidate(divergence, epoch, finding.call.startswith("Distributed."))
 
 
-def conclude_step(measured: Measured, opinion: Opinion) -> StepAnswer:
+def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
     """The first call of each kind in one step, counts, and the tensors that differ from the start."""
     step = _Step(measured, opinion)
     rows, calls = measured.rows, measured.calls
@@ -160,7 +160,7 @@ def conclude_step(measured: Measured, opinion: Opinion) -> StepAnswer:
     )
 
 
-def _bit_differences(measured: Measured, opinion: Opinion) -> Any:
+def _bit_differences(measured: Measured, opinion: Opinions) -> Any:
     """Calls with an output that differs in some bit although all inputs are identical."""
     rows = measured.rows
     differs = numpy.zeros(len(measured.calls.name), dtype=bool)
@@ -225,7 +225,7 @@ def _without_spread(answer: StepAnswer, answers: Sequence[StepAnswer]) -> StepAn
     return answer
 
 
-def worst_row(measured: Measured, opinion: Opinion, call: int) -> int | None:
+def worst_row(measured: Measured, opinion: Opinions, call: int) -> int | None:
     """The row that tells most of a call: a diverging output, else a diverging input, else the greatest ratio."""
     calls, rows = measured.calls, measured.rows
     end = calls.first_row[call + 1] if call + 1 < len(calls.first_row) else len(rows.slot)
@@ -239,7 +239,7 @@ def worst_row(measured: Measured, opinion: Opinion, call: int) -> int | None:
     return max(span, key=weight, default=None)
 
 
-def make_row(measured: Measured, opinion: Opinion, row: int) -> Row:
+def make_row(measured: Measured, opinion: Opinions, row: int) -> Row:
     """One row of the result table."""
     calls, rows = measured.calls, measured.rows
     call = int(rows.call[row])

@@ -1,21 +1,26 @@
-"""Rules with plain limits, and which rows a rule is for. Vectorised; rows of the same kind share one look at the rules."""
+"""Rules with fixed limits: on columns of rows, and on the figures of one pair.
+
+For columns, rows of the same kind look up their rule once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
 from tensorprobe.judge.policy import Policy, Rule
-from tensorprobe.model.measured import AGREES, DIVERGES, JUDGED, NONE, UNMEASURED, Measured
+from tensorprobe.model.measured import AGREES, DIVERGES, JUDGED, NONE, UNMEASURED, Measured, Opinion
 
 Array = numpy.ndarray[Any, Any]
+Values = TypeVar("Values", float, Array)
 
 
 @dataclass
 class Limits:
-    """What the rules say. `verdict` is -1 where a rule asks for noise, and `noise` then holds its factor."""
+    """What the rules say of each row. `verdict` is -1 where a rule gives a noise factor; `noise` then holds it."""
 
     verdict: Array
     noise: Array
@@ -25,7 +30,7 @@ class Limits:
 
 
 def judge_by_limits(measured: Measured, policy: Policy) -> Limits:
-    """The verdicts of all rules that need no knowledge of the inputs."""
+    """Return the verdicts of all rules that do not depend on the inputs of a call."""
     rows = measured.rows
     number = len(rows.slot)
     limits = Limits(
@@ -50,10 +55,28 @@ def judge_by_limits(measured: Measured, policy: Policy) -> Limits:
     return limits
 
 
+def judge_figures(rule: Rule, figures: Mapping[str, float]) -> Opinion:
+    """Return the opinion of one rule on one pair: on the first group of conditions that is met, else on the first of all."""
+    shown: Opinion | None = None
+    for group in rule.diverges:
+        found = [Opinion(figure, _badness(figure, figures[figure]), limit) for figure, limit in group.items()]
+        if not any(opinion.passes for opinion in found):
+            return found[0]
+        shown = shown or next(opinion for opinion in found if opinion.passes)
+    return shown or Opinion("ignored", 0.0, 0.0)
+
+
+def _badness(figure: str, value: Values) -> Values:
+    """A figure turned so that greater is worse."""
+    if figure == "bit_identical":
+        return 1.0 - value
+    return abs(value - 1.0) if figure in ("slope", "norm_ratio") else abs(value)
+
+
 def _rules_of_rows(measured: Measured, rules: list[Rule]) -> Array:
     """For each row the position of the first rule that fits; len(rules) when none does."""
     calls, rows = measured.calls, measured.rows
-    if rules[0] == Rule(noise=rules[0].noise, diverges=rules[0].diverges, ignore=rules[0].ignore):
+    if rules[0].fits_all:
         return numpy.zeros(len(rows.slot), dtype=numpy.int64)
     chosen: dict[tuple[str, ...], int] = {}
     out = numpy.empty(len(rows.slot), dtype=numpy.int64)
@@ -66,30 +89,22 @@ def _rules_of_rows(measured: Measured, rules: list[Rule]) -> Array:
 
 
 def _apply(rule: Rule, measured: Measured, mine: Array, limits: Limits) -> None:
-    """A row diverges when in one of the groups every figure is beyond its limit; the worst figure is kept."""
+    """A row diverges if all figures of one group exceed their limits. A figure that was not measured (NaN) exceeds none."""
+    figures = {figure for group in rule.diverges for figure in group}
+    values = {figure: _badness(figure, measured.rows.figures[figure].astype(float)) for figure in figures}
     diverges = numpy.zeros(len(mine), dtype=bool)
     for group in rule.diverges:
         beyond = mine.copy()
         for figure, limit in group.items():
-            beyond &= _values(figure, measured) > limit
+            beyond &= values[figure] > limit
         figure, limit = next(iter(group.items()))
         fresh = beyond & ~diverges
         diverges |= beyond
         shown = fresh if figure == "nonfinite_different" else mine & (fresh | (limits.judged_by == 0))
         limits.judged_by[shown] = JUDGED.index(figure)
-        limits.measured[shown] = _values(figure, measured)[shown]
+        limits.measured[shown] = values[figure][shown]
         limits.allowed[shown] = limit
     lacking = numpy.zeros(len(mine), dtype=bool)
-    for figure in {figure for group in rule.diverges for figure in group}:
-        lacking |= numpy.isnan(_values(figure, measured))
+    for column in values.values():
+        lacking |= numpy.isnan(column)
     limits.verdict[mine] = numpy.where(diverges, DIVERGES, numpy.where(lacking, UNMEASURED, AGREES))[mine]
-
-
-def _values(figure: str, measured: Measured) -> Array:
-    """A figure so that greater is worse. NaN, which no limit is below of, stands for what was not measured."""
-    column = measured.rows.figures[figure]
-    if figure == "bit_identical":
-        return (~column.astype(bool)).astype(float)
-    if figure in ("slope", "norm_ratio"):
-        return abs(column.astype(float) - 1)
-    return abs(column.astype(float))

@@ -14,7 +14,7 @@ import numpy
 
 from tensorprobe.judge.externals import argument_name
 from tensorprobe.judge.limits import Limits, judge_by_limits
-from tensorprobe.judge.noise import Allowance, Errors, allow, errors_of
+from tensorprobe.judge.noise_model import Allowance, Errors, allow, errors_of
 from tensorprobe.judge.policy import Policy
 from tensorprobe.model.comparison import STATUSES
 from tensorprobe.model.measured import (
@@ -27,7 +27,7 @@ from tensorprobe.model.measured import (
     UNMEASURED,
     VALUES,
     Measured,
-    Opinion,
+    Opinions,
 )
 
 Array = numpy.ndarray[Any, Any]
@@ -77,7 +77,7 @@ class RankJudge:
         self._steps = 0
         self._diverged = False
 
-    def judge(self, measured: Measured) -> Opinion:
+    def judge(self, measured: Measured) -> Opinions:
         """Verdicts and statuses of one step."""
         errors = errors_of(measured)
         with numpy.errstate(all="ignore"):
@@ -96,7 +96,7 @@ class RankJudge:
         allowance: Allowance,
         limits: Limits,
         judged: _Judged,
-        opinion: Opinion,
+        opinion: Opinions,
     ) -> None:
         calls, rows = measured.calls, measured.rows
         bounds = [*calls.first_row, len(rows.slot)]
@@ -306,7 +306,7 @@ class _State:
         allowance: Allowance,
         limits: Limits,
         judged: _Judged,
-        opinion: Opinion,
+        opinion: Opinions,
         diverging: list[bool],
     ) -> None:
         self.measured, self.errors, self.opinion, self.diverging = measured, errors, opinion, diverging
@@ -455,12 +455,12 @@ def _ratio(error: Array, limit: Array) -> Array:
     return numpy.where(error > 0, error / numpy.maximum(limit, 1e-300), 0.0)
 
 
-def _blank_opinion(measured: Measured, judged: _Judged, limits: Limits, allowance: Allowance) -> Opinion:
+def _blank_opinion(measured: Measured, judged: _Judged, limits: Limits, allowance: Allowance) -> Opinions:
     """All agrees, with the figures that will be said of each row."""
     by_limits = limits.verdict >= 0
     verdict = numpy.where(measured.rows.basis == NONE, UNMEASURED, numpy.maximum(limits.verdict, AGREES))
     number = len(measured.calls.name)
-    return Opinion(
+    return Opinions(
         verdict=verdict.astype(numpy.int8),
         judged_by=numpy.where(by_limits, limits.judged_by, judged.judged_by).astype(numpy.int8),
         measured=numpy.where(by_limits, limits.measured, judged.measured),

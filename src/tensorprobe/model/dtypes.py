@@ -46,6 +46,27 @@ _ROWS: list[tuple[str, int, Kind]] = [
 DTYPES: dict[str, DType] = {row[0]: DType(*row, code) for code, row in enumerate(_ROWS)}
 BY_CODE: list[DType] = list(DTYPES.values())
 
+_FLOATS: dict[str, tuple[int, int]] = {
+    "float64": (53, -1022),
+    "complex128": (53, -1022),
+    "float32": (24, -126),
+    "complex64": (24, -126),
+    "float16": (11, -14),
+    "complex32": (11, -14),
+    "bfloat16": (8, -126),
+    "float8_e4m3fn": (4, -6),
+    "float8_e4m3fnuz": (4, -7),
+    "float8_e5m2": (3, -14),
+    "float8_e5m2fnuz": (3, -15),
+    "float8_e8m0fnu": (1, -127),
+}
+"""Floating dtypes: significant bits, and the exponent of the smallest normal number. A complex dtype is that of its parts."""
+EPS: dict[str, float] = {name: 2.0 ** (1 - bits) for name, (bits, _) in _FLOATS.items()}
+"""The distance from 1 to the next number, as `torch.finfo(dtype).eps`. Integers and bool have none."""
+TINY: dict[str, float] = {name: 2.0**least for name, (_, least) in _FLOATS.items()}
+"""The smallest normal number, as `torch.finfo(dtype).tiny`."""
+HALF = ("float16", "bfloat16")
+
 NUMPY_NAMES: dict[str, str] = {
     "float32": "<f4",
     "float64": "<f8",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorprobe.model.comparison import Buckets, Finding
 from tensorprobe.model.level import Level
@@ -101,14 +101,27 @@ class Measured:
     """Whether the calls differ so much that they were aligned by a method that may miss pairs."""
 
 
+class Opinion(NamedTuple):
+    """What was judged of one pair of tensors: the figure that decided, its value, and what is allowed."""
+
+    judged_by: str
+    measured: float
+    allowed: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether the figure is within its limit."""
+        return self.measured <= self.allowed
+
+
 @dataclass
-class Opinion:
-    """What a policy says of the rows of a `Measured`, and of its calls."""
+class Opinions:
+    """The opinion on each row of a `Measured` as columns, its verdict, and the status of each call."""
 
     verdict: Array
     """Codes: 0 agrees, 1 diverges, 2 unmeasured."""
     judged_by: Array
-    """For each row the figure that came nearest to its limit, or went furthest beyond: position in `JUDGED`."""
+    """For each row the figure that came nearest to its limit, or exceeded it furthest: position in `JUDGED`."""
     measured: Array
     allowed: Array
     status: Array
@@ -117,4 +130,4 @@ class Opinion:
     """For each call: position in `INPUTS`."""
     input_error: Array
     externals: list[tuple[int, int]]
-    """(row, call) of tensors that differ although no recorded call has made them."""
+    """(row, call) of tensors that differ although no recorded call produced them."""

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from tensorprobe.judge.families import Family, family_of
-from tensorprobe.replay.measuring import Figures, beyond_rounding, finite_part, measure
-from tensorprobe.replay.standards import Evidence, Opinion, rounds_once
+from tensorprobe.judge.standards import Evidence, rounds_once
+from tensorprobe.model.measured import Opinion
+from tensorprobe.replay.measuring import Figures, beyond_rounding, dtype_name, finite_part, measure
 
 _FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
 _LOOKED_AT, _FEW_VALUES = 1 << 16, 64
@@ -41,14 +42,14 @@ def gather(
         found[name] = Evidence(
             op=op,
             direction=direction,
-            dtype=result.dtype,
+            dtype=dtype_name(result.dtype),
             device=figures[at],
             own=owns.get(name),
             ideal=figures[len(hosts) + at],
             scale=float(finite.square().mean().sqrt()) if finite.numel() else 0.0,
             largest=float(finite.abs().max()) if finite.numel() else 0.0,
             beyond=(beyond_rounding(wide, result), beyond_rounding(wide, own[name]))
-            if name in own and rounds_once(op, result.dtype)
+            if name in own and rounds_once(op, dtype_name(result.dtype))
             else None,
             strict=strict,
             terms=count_terms(op, sizes, result.numel()),

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from tensorprobe.errors import SettingsError
+from tensorprobe.judge.standards import STANDARDS, Evidence, limits
 from tensorprobe.model.precheck import CallCheck
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.arguments import PRECISIONS
@@ -28,7 +29,6 @@ from tensorprobe.replay.randomness import is_dropout, sampling
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, prepare
 from tensorprobe.replay.script import Sampling, ScriptParts, render
 from tensorprobe.replay.source import call_source
-from tensorprobe.replay.standards import STANDARDS, Evidence, limits
 
 _LONGEST_NAME = 180
 

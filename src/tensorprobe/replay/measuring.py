@@ -59,5 +59,10 @@ def finite_part(tensor: torch.Tensor) -> torch.Tensor:
     return wide[wide.isfinite()]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that the record and the judge have for a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
 def _code(dtype: torch.dtype) -> int:
-    return DTYPES[str(dtype).removeprefix("torch.")].code
+    return DTYPES[dtype_name(dtype)].code

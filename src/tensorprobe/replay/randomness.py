@@ -16,7 +16,7 @@ import torch
 
 from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import Call
-from tensorprobe.replay.standards import Opinion
+from tensorprobe.model.measured import Opinion
 
 Tensors = Mapping[str, torch.Tensor]
 

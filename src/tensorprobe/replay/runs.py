@@ -11,6 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from tensorprobe.judge.standards import STANDARDS, Evidence, Standard, judge
+from tensorprobe.model.dtypes import HALF
+from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.doubt import TIMES, TIMES_HARD, nudged, spread
@@ -18,7 +21,7 @@ from tensorprobe.replay.evidence import gather, weigh
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.indices import aligned, breaks_ties, same_choice, vector_dimension
 from tensorprobe.replay.inputs import Data, all_recorded, generator, make_inputs, real
-from tensorprobe.replay.measuring import Figures, on_host, within_range
+from tensorprobe.replay.measuring import Figures, dtype_name, on_host, within_range
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.randomness import (
     draws_random,
@@ -27,7 +30,6 @@ from tensorprobe.replay.randomness import (
     judge_sample,
     runs_needed,
 )
-from tensorprobe.replay.standards import HALF, STANDARDS, Evidence, Opinion, Standard, judge
 
 Tensors = dict[str, torch.Tensor]
 Direction = Literal["forward", "backward"]
@@ -134,7 +136,7 @@ class Runs:
         """The reference as wide as the standard wants it; narrower where the op has no such kernel."""
         found: Replay | Exception = CannotReplay("no reference")
         for precision in ("double", "single") if self._standard.reference == "double" else ("single", "double"):
-            if precision == "single" and not any(tensor.dtype in HALF for tensor in self.inputs.values()):
+            if precision == "single" and not any(dtype_name(tensor.dtype) in HALF for tensor in self.inputs.values()):
                 continue
             found = _attempt(lambda precision=precision: self._replay("cpu", precision))  # type: ignore[misc]
             if isinstance(found, Replay):

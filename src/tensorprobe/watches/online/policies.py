@@ -9,12 +9,9 @@ import torch
 
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.judge.policy import POLICIES, Policy, Rule, check_policy, load_policy
-from tensorprobe.replay.measuring import Figures
-from tensorprobe.replay.standards import STANDARDS, Opinion, Standard
+from tensorprobe.judge.standards import STANDARDS, Standard
 
 NOISE_AWARE = "noise-aware"
-_ANYTHING = ("\0",) * 5
-"""Names that only a rule for everything fits."""
 
 
 class Measure(NamedTuple):
@@ -44,7 +41,7 @@ class Measures:
             )
         self.name = policy if isinstance(policy, str) else policy.name
         first = self._policy.rules[:1]
-        self._only = self._measure(first[0]) if first and first[0].fits(*_ANYTHING) else None
+        self._only = self._measure(first[0]) if first and first[0].fits_all else None
 
     def of(self, call: str, op: str, slot: str, dtype: torch.dtype, module: str) -> Measure:
         """The measure for a slot of a call."""
@@ -55,24 +52,3 @@ class Measures:
 
     def _measure(self, rule: Rule) -> Measure:
         return Measure(None if rule.diverges or rule.ignore else self._standard, rule)
-
-
-def by_rule(rule: Rule, figures: Figures) -> Opinion:
-    """The verdict of a rule with fixed limits: of the conditions that are met the first, else the first of all."""
-    if rule.ignore or not rule.diverges:
-        return Opinion("ignored", 0.0, 0.0)
-    shown: Opinion | None = None
-    for group in rule.diverges:
-        found = [Opinion(figure, _worse(figure, figures), limit) for figure, limit in group.items()]
-        if not any(opinion.passes for opinion in found):
-            return found[0]
-        shown = shown or next(opinion for opinion in found if opinion.passes)
-    return shown or Opinion("ignored", 0.0, 0.0)
-
-
-def _worse(figure: str, figures: Figures) -> float:
-    """A figure so that greater is worse."""
-    value = figures[figure]
-    if figure == "bit_identical":
-        return 1.0 - value
-    return abs(value - 1) if figure in ("slope", "norm_ratio") else abs(value)

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import torch
 
 from tensorprobe.arguments import flatten_arguments
+from tensorprobe.judge.limits import judge_figures
+from tensorprobe.judge.standards import judge
 from tensorprobe.model import Call
+from tensorprobe.model.measured import Opinion
 from tensorprobe.replay.doubt import TIMES, nudged, spread
 from tensorprobe.replay.evidence import gather, weigh
 from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
 from tensorprobe.replay.measuring import Figures, measure, on_host, within_range
-from tensorprobe.replay.standards import Opinion, judge
 from tensorprobe.watches.online import sight
 from tensorprobe.watches.online.lifting import Arguments, kept, lift, lower
-from tensorprobe.watches.online.policies import Measure, Measures, by_rule
+from tensorprobe.watches.online.policies import Measure, Measures
 from tensorprobe.watches.online.reference import NoReference, Outputs, run
 from tensorprobe.watches.online.schema import OpPlan
 
@@ -77,7 +79,7 @@ def decide(case: Case, measures: Measures) -> list[Judged]:
         asked = measures.of(case.call, case.plan.name, slot, result.dtype, case.module)
         if asked.standard is None:
             figures = _figures(wide, result)
-            rows.append(Judged(slot, by_rule(asked.rule, figures), figures, wide, result))
+            rows.append(Judged(slot, judge_figures(asked.rule, figures), figures, wide, result))
             continue
         right = None
         if asked.standard.doubts and (asked.rule.noise or 1.0) >= 1.0:
@@ -186,7 +188,7 @@ def _weigh(
 
 def _judge(asked: Measure, evidence: Any) -> Opinion:
     if asked.standard is None:
-        return by_rule(asked.rule, evidence.device)
+        return judge_figures(asked.rule, evidence.device)
     opinion = judge(asked.standard, evidence)
     return opinion._replace(allowed=opinion.allowed * (asked.rule.noise or 1.0))
 

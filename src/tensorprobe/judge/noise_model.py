@@ -18,26 +18,12 @@ from typing import Any
 import numpy
 
 from tensorprobe.judge.families import Family, family_of
-from tensorprobe.model.dtypes import BY_CODE
+from tensorprobe.model.dtypes import BY_CODE, EPS
 from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, VALUES, Measured
 
 Array = numpy.ndarray[Any, Any]
 
-_SIGNIFICANT_BITS = {
-    "float64": 53,
-    "complex128": 53,
-    "float32": 24,
-    "complex64": 24,
-    "float16": 11,
-    "complex32": 11,
-    "bfloat16": 8,
-    "float8_e4m3fn": 4,
-    "float8_e4m3fnuz": 4,
-    "float8_e5m2": 3,
-    "float8_e5m2fnuz": 3,
-    "float8_e8m0fnu": 1,
-}
-_ROUNDOFF = numpy.array([2.0 ** -_SIGNIFICANT_BITS.get(dtype.name, 2000) for dtype in BY_CODE] + [0.0])
+_ROUNDOFF = numpy.array([EPS.get(dtype.name, 0.0) / 2 for dtype in BY_CODE] + [0.0])
 """By dtype code; integers and bool, which are exact, have 0. The last entry is for an unknown dtype."""
 _ACCUMULATOR = 2.0**-24
 """Sums of narrow floats are expected in float32."""
