@@ -8,6 +8,7 @@ NATIVE := $(wildcard src/tensorprobe/*.c src/tensorprobe/*/*.c src/tensorprobe/*
 # Most of the time goes into processes that tests start: two workers keep two cores busy.
 WORKERS ?= 2
 DEMO := demo-output
+OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -89,17 +90,18 @@ detect: $(READY) ## plant every fault of the catalog, compare, and count what ea
 sweep: $(READY) ## compare the simulated device with the CPU over torch's operator database
 	$(BIN)/python -m bench.sim $(ARGS)
 
-wheel: $(READY) ## build sdist and wheel into dist/
+wheel: $(READY) ## build four wheels and the sdist into dist/: tensorprobe and the three old names
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	for name in $(OLD_NAMES); do $(BIN)/python -m build --wheel --no-isolation --outdir dist compat/$$name || exit 1; done
 
 sanitize: $(READY) ## the C code under the address and undefined-behaviour sanitizers
 	tools/sanitize.sh $(BIN)/python
 
 clean: ## remove everything that was made, but not .venv
-	rm -rf build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build compat/*/build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info compat/*/*.egg-info
 	rm -f src/tensorprobe/*.so src/tensorprobe/*/*.so $(READY)
-	find src tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src compat tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE) $(wildcard compat/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -108,5 +110,5 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE) $(wildcard compat/*/
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq -c constraints.txt -e '.[test,lint]'
-	@$(BIN)/pip install -qq --no-deps -e compat/ptdbg_ascend -e compat/api_accuracy_checker -e compat/msprobe
+	@$(BIN)/pip install -qq --no-deps $(patsubst %,-e compat/%,$(OLD_NAMES))
 	@touch $@
