@@ -26,7 +26,7 @@ import pytest
 from tensorprobe.judge import POLICIES
 from tensorprobe.model.comparison import COLUMNS, STATUSES
 from tensorprobe.model.measured import JUDGED
-from tensorprobe.settings import SETTINGS_HELP
+from tensorprobe.taps.settings import CaptureSettings
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -198,12 +198,16 @@ def test_every_option_of_every_command_is_in_the_docs_and_no_other() -> None:
 
 
 def test_every_setting_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("## Settings of a capture")[2]
-    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(SETTINGS_HELP)
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    tables = load_generator().TABLES
+    assert list(tables) == ["capture", "compare", "precheck", "online", "overflow"]
+    for about, table, _ in tables.values():
+        section = text.partition(f"## Settings of {about}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(table.declared())
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`(\w+)[`=]", guide + readme))
-    assert set(SETTINGS_HELP) - explained <= {"ring_bytes", "in_process"}  # docs/how-it-works.md has those
+    assert set(CaptureSettings.declared()) - explained <= {"ring_bytes", "in_process"}  # docs/how-it-works.md has those
 
 
 def anchors_of(page: Path) -> set[str]:

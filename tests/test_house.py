@@ -27,6 +27,7 @@ STORED = BASE | {"numerics", "record"}
 SEES_CALLS = STORED | {"judge", "report", "replay", "work"}
 MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
+    "lazy": set(),
     "errors": set(),
     "registry": set(),
     "fast": {"numerics"},
@@ -58,8 +59,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 OLD_NAMES = {"api_accuracy_checker", "ptdbg_ascend", "msprobe"}
 FRONT_DOOR = "__init__"
 ROOF = {"__main__", "cli", "inject", "integrations"}
-OPEN_TO_ALL = {"_fast", "version"}
+OPEN_TO_ALL = {"_fast", "lazy", "version"}
 WITHOUT_TORCH = {
+    "lazy",
     "version",
     "errors",
     "registry",

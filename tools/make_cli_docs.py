@@ -16,8 +16,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.cli.main import app
-from tensorprobe.settings import SETTINGS_HELP, CaptureSettings
+from tensorprobe.engine.settings import CompareSettings
+from tensorprobe.settings import Settings
+from tensorprobe.taps.settings import CaptureSettings
+from tensorprobe.watches.online.settings import OnlineSettings
+from tensorprobe.watches.overflow.settings import OverflowSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 
@@ -39,11 +44,23 @@ HEAD = """\
 that command, or with 2 when nothing was recorded.
 """
 
-SETTINGS_HEAD = """\
-## Settings of a capture
+TABLES: dict[str, tuple[str, type[Settings], str]] = {
+    "capture": ("a capture", CaptureSettings, "The same settings are keywords of `tensorprobe.capture(...)`."),
+    "compare": ("a comparison", CompareSettings, "The same settings are keywords of `tensorprobe.compare(...)`."),
+    "precheck": ("a precheck", PrecheckSettings, "The same settings are keywords of `tensorprobe.precheck(...)`."),
+    "online": (
+        "an online compare",
+        OnlineSettings,
+        "Keywords of `tensorprobe.online(...)`. There is no command for it.",
+    ),
+    "overflow": ("an overflow search", OverflowSettings, "Keywords of `tensorprobe.overflow(...)`."),
+}
+"""Command → what its table of settings is about, the table, and a sentence about it."""
 
-The same settings are keywords of `tensorprobe.capture(...)` and `tensorprobe.Probe(...)`. Sizes may be written as `512M` or `2G`.
-An unknown keyword is an error that names the nearest known one.
+SETTINGS_HEAD = """\
+## Settings of {about}
+
+{sentence} Sizes can be written as `512M` or `2G`. An unknown keyword is an error that names the nearest known one.
 
 | setting | default | meaning | option |
 |---|---|---|---|
@@ -51,9 +68,9 @@ An unknown keyword is an error that names the nearest known one.
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     commands = [_command(name, function) for name, function in list_commands(app)]
-    return "\n".join([HEAD, *commands, SETTINGS_HEAD + "\n".join(_settings())]) + "\n"
+    return "\n".join([HEAD, *commands, *(_settings(command) for command in TABLES)])
 
 
 def list_commands(program: Typer, prefix: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -97,7 +114,7 @@ def _command(name: str, function: Callable[..., Any]) -> str:
 def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, ArgumentInfo | OptionInfo, Any]]:
     hints = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
-        if isinstance(parameter.default, (ArgumentInfo, OptionInfo)):
+        if isinstance(parameter.default, (ArgumentInfo, OptionInfo)) and not parameter.default.hidden:
             yield name, parameter.default, hints[name]
 
 
@@ -143,21 +160,23 @@ def _cell(text: str | None) -> str:
     return (text or "").replace("|", "\\|")
 
 
-def _settings() -> Iterator[str]:
-    defaults = CaptureSettings()
+def _settings(command: str) -> str:
+    about, table, sentence = TABLES[command]
+    function = dict(list_commands(app)).get(command)
     by_help = {
         info.help: _flags(parameter, info, annotation)
-        for parameter, info, annotation in _parameters(dict(list_commands(app))["capture"])
-        if isinstance(info, OptionInfo)
+        for parameter, info, annotation in (_parameters(function) if function is not None else ())
     }
-    for name, meaning in SETTINGS_HELP.items():
-        flags = by_help.get(meaning)
+    lines = []
+    for name, declared in table.declared().items():
+        flags = by_help.get(declared.help)
         option = " ".join(f"`{flag}`" for flag in flags) if flags else "none: Python only"
-        yield f"| `{name}` | {_setting_default(getattr(defaults, name))} | {_cell(meaning)} | {option} |"
+        lines.append(f"| `{name}` | {_setting_default(declared.default)} | {_cell(declared.help)} | {option} |")
+    return SETTINGS_HEAD.format(about=about, sentence=sentence) + "\n".join(lines) + "\n"
 
 
 def _setting_default(value: Any) -> str:
-    if value is None or value == ():
+    if value in (None, ()):
         return ""
     return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
 

@@ -2,10 +2,11 @@
 
     with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
     run = tensorprobe.open_run("runs/a")                              read it
-    result = tensorprobe.compare("runs/a", "runs/b")                  find where two of them part
-    result = tensorprobe.precheck("runs/a", device="npu")             check each of its calls alone
+    result = tensorprobe.compare("runs/a", "runs/b")                  find where two runs part ways
+    result = tensorprobe.precheck("runs/a", device="npu")             check each call of a run alone
     with tensorprobe.online(model, out="runs/online") as watch: ...   compare every ATen call with the CPU, while it runs
-    with tensorprobe.overflow(model, out="runs/ovf") as watch: ...    find where inf and nan are born
+    result = tensorprobe.overflow("runs/a")                           find the first NaN or inf of a run
+    with tensorprobe.overflow(model, out="runs/ovf") as watch: ...    the same, while the program runs
     tensorprobe.seed_all(1234)                                        fix every source of randomness
 
 Names are loaded when they are first used: importing this package imports neither torch nor numpy.
@@ -13,9 +14,9 @@ Names are loaded when they are first used: importing this package imports neithe
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tensorprobe.lazy import lazy
 from tensorprobe.registry import register_reader
 from tensorprobe.version import VERSION as __version__
 
@@ -84,13 +85,7 @@ register_reader(
 )
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'tensorprobe' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

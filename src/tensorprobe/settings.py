@@ -1,115 +1,189 @@
-"""Every setting of a capture in one table: name, default, what it means. Validation, help texts and docs read it."""
+"""The one mechanism for settings: default, help, validation and documentation of a setting are declared in one place.
+
+A room declares a table, a frozen dataclass whose fields are made by `setting`:
+
+    @dataclass(frozen=True, kw_only=True)
+    class CompareSettings(Settings):
+        jobs: int = setting(1, "Number of processes; each compares whole ranks.", whole(1))
+
+Values are checked when a table is made: SettingsError for a value that makes no sense, before anything is read or started.
+`Table.of(**given)` also checks the names: UnknownSetting for a key that does not exist, with the nearest one that does.
+The command line takes defaults and help from the same fields, and docs/cli.md is generated from them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
-
-import msgspec
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.model import CaptureLevel
 
-Mode = Literal["summary", "tensor", "structure"]
-
-LEVELS: tuple[str, ...] = tuple(map(str, CaptureLevel))
-MODES: tuple[str, ...] = get_args(Mode)
-DIRECTIONS = ("forward", "backward")
-SIDES = ("input", "output")
-
-
-class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a probe records. Build it with `capture_settings`, which checks every value."""
-
-    level: CaptureLevel = CaptureLevel.API
-    mode: str = "tensor"
-    steps: tuple[int, ...] | None = None
-    ranks: tuple[int, ...] | None = None
-    directions: tuple[str, ...] = DIRECTIONS
-    sides: tuple[str, ...] = SIDES
-    names: tuple[str, ...] = ()
-    span: tuple[str, str] | None = None
-    ops: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-    floating_only: bool = False
-    max_bytes: int | None = None
-    stacks: bool | None = None
-    ring_bytes: int = 128 << 20
-    in_process: bool = False
-
-    @property
-    def wants_stacks(self) -> bool:
-        """Stacks are on unless asked otherwise, but not in summary mode, where they would cost more than the rest."""
-        return self.mode != "summary" if self.stacks is None else self.stacks
+Numbers = str | int | Iterable[int]
+"""Steps or ranks as a user gives them: 3, [0, 2] or '0,2-4'."""
+Names = str | Iterable[str]
+"""One name, or several."""
+Check = Callable[[Any, str], Any]
+"""Takes a value and the name of its setting; returns the value to use, or raises SettingsError."""
+T = TypeVar("T", bound="Settings")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-SETTINGS_HELP: dict[str, str] = {
-    "level": "what counts as a call: module, api, aten, or mix (modules and APIs, each with its parent)",
-    "mode": "how much of each tensor: summary (statistics and digest), tensor (also the values), structure (names and shapes)",
-    "steps": "only these steps, as in [0, 2] or '0,2-4'; all when not given",
-    "ranks": "only these ranks; all when not given",
-    "directions": "forward, backward or both",
-    "sides": "input, output or both",
-    "names": "only calls with these names: Functional.conv2d.1 for both directions, Functional.conv2d.1.forward for one",
-    "span": "only the calls from the first name to the second, both included",
-    "ops": "only ops whose name has this in it, or matches it as a glob",
-    "modules": "only calls made in modules whose path has this in it, or matches it as a glob",
-    "inside": "only ATen calls made inside these API calls, named as for names; needs level aten",
-    "floating_only": "values and statistics of floating and complex tensors only",
-    "max_bytes": "at most this many bytes of values in all, over all ranks; summaries only after that",
-    "stacks": "the user's stack of each call; by default on, but off in summary mode",
-    "ring_bytes": "memory for tensors on their way to the disk; training waits when it is full",
-    "in_process": "record from a thread of the training process instead of a process of its own",
-}
+class Declared(NamedTuple):
+    """What a table says about one setting."""
+
+    default: Any
+    help: str
+    check: Check | None
+
+
+def setting(default: Any, help: str, check: Check | None = None) -> Any:
+    """Declare a field of a table. None is not checked where it is the default."""
+    return dataclasses.field(default=default, metadata={"help": help, "check": check})
+
+
+class Settings:
+    """Base of every table of settings."""
+
+    def __post_init__(self) -> None:
+        for name, declared in self.declared().items():
+            value = getattr(self, name)
+            if declared.check is not None and not (value is None and declared.default is None):
+                object.__setattr__(self, name, declared.check(value, name))
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raise SettingsError for values that are right alone and wrong together."""
+
+    @classmethod
+    def declared(cls) -> dict[str, Declared]:
+        """Return every setting of this table by its name, in the order of declaration."""
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every table is a dataclass
+        return {field.name: Declared(field.default, **field.metadata) for field in fields}
+
+    @classmethod
+    def of(cls: type[T], /, **given: Any) -> T:
+        """Return the table with these values. UnknownSetting for a key that is not in it."""
+        demand_known(given, cls.declared())
+        return cls(**given)
+
+    @classmethod
+    def among(cls: type[T], arguments: Mapping[str, Any]) -> T:
+        """Return the table with its values from the arguments of a function, which may have others besides."""
+        return cls(**{name: arguments[name] for name in cls.declared()})
 
 
 def demand_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """UnknownSetting for the first key that nobody knows, with the nearest that somebody does."""
+    """Raise UnknownSetting for the first key that is not known, with the nearest one that is."""
     names = list(known)
     for key in given:
         if key not in names:
-            raise UnknownSetting(f"there is no setting {key!r}.{did_you_mean(key, names)}")
+            raise UnknownSetting(f"unknown setting {key!r}.{did_you_mean(key, names)}")
 
 
-def capture_settings(**given: Any) -> CaptureSettings:
-    """Checked settings. UnknownSetting for a key that does not exist, SettingsError for a value that makes no sense."""
-    demand_known(given, SETTINGS_HELP)
-    values = dict(given)
-    _check_choice(values, "level", LEVELS)
-    _check_choice(values, "mode", MODES)
-    for key in ("steps", "ranks"):
-        if values.get(key) is not None:
-            values[key] = parse_numbers(values[key], key)
-    for key, allowed in (("directions", DIRECTIONS), ("sides", SIDES)):
-        if key in values:
-            values[key] = _choices(values[key], key, allowed)
-    for key in ("names", "ops", "modules", "inside"):
-        if key in values:
-            values[key] = _texts(values[key], key)
-    if values.get("span") is not None:
-        values["span"] = _texts(values["span"], "span")
-        if len(values["span"]) != 2:
-            raise SettingsError(f"span takes two names, the first and the last call; got {len(values['span'])}.")
-    if values.get("inside") and not CaptureLevel(values.get("level", CaptureLevel.API)).has_aten:
-        raise SettingsError(
-            f"inside picks ATen calls by the API call they are made in; level is {values.get('level', 'api')!r}. "
-            "Set level='aten', or pick the API calls themselves with names."
-        )
-    for key in ("max_bytes", "ring_bytes"):
-        if values.get(key) is not None:
-            values[key] = parse_bytes(values[key], key)
-    if values.get("ring_bytes", 1 << 20) < 1 << 20:
-        raise SettingsError(f"ring_bytes is {values['ring_bytes']:,}; it must be at least 1 MiB (1048576).")
-    try:
-        return msgspec.convert(values, CaptureSettings)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{error}".replace("$.", "")) from None
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise UnknownSetting, and not TypeError, for a keyword that it does not take."""
+    signature = inspect.signature(function)
+    known = signature.parameters
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        demand_known(kwargs, known)
+        return function(*args, **kwargs)
+
+    shown = [each.replace(annotation=_Shown(each.annotation)) for each in known.values()]
+    checked.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=shown, return_annotation=_Shown(signature.return_annotation)
+    )
+    return checked
+
+
+class _Shown(str):
+    """An annotation that `help` shows without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def flag(given: Any, key: str) -> bool:
+    """Check a True or False."""
+    if not isinstance(given, bool):
+        raise SettingsError(f"{key} is {given!r}; expected True or False.")
+    return given
+
+
+def whole(least: int, most: int | None = None, *, note: str = "") -> Check:
+    """Make a check for a whole number in a range."""
+
+    def check(given: Any, key: str) -> int:
+        if (
+            not isinstance(given, int)
+            or isinstance(given, bool)
+            or given < least
+            or (most is not None and given > most)
+        ):
+            span = f"{least} or more" if most is None else f"from {least:,} to {most:,}"
+            raise SettingsError(f"{key} is {given!r}; expected a whole number, {span}{note}.")
+        return given
+
+    return check
+
+
+def above(limit: float, *, note: str = "") -> Check:
+    """Make a check for a number greater than a limit."""
+
+    def check(given: Any, key: str) -> float:
+        if not isinstance(given, (int, float)) or isinstance(given, bool) or not given > limit:
+            raise SettingsError(f"{key} is {given!r}; expected a number greater than {limit:g}{note}.")
+        return given
+
+    return check
+
+
+def one_of(*allowed: str) -> Check:
+    """Make a check for one of a few words."""
+
+    def check(given: Any, key: str) -> str:
+        if given not in allowed:
+            hint = did_you_mean(str(given), allowed)
+            raise SettingsError(f"{key} is {given!r}; expected {_listed(allowed)}.{hint}")
+        return str(given)
+
+    return check
+
+
+def some_of(*allowed: str) -> Check:
+    """Make a check for one or more of a few words."""
+
+    def check(given: Any, key: str) -> tuple[str, ...]:
+        chosen = name_list(given, key)
+        for entry in chosen:
+            if entry not in allowed:
+                hint = did_you_mean(entry, allowed)
+                raise SettingsError(f"{key} has {entry!r}; expected {_listed(allowed)}, or several of them.{hint}")
+        if not chosen:
+            raise SettingsError(f"{key} is empty, so nothing would be recorded. Leave it out to record all.")
+        return chosen
+
+    return check
+
+
+def name_list(given: Any, key: str) -> tuple[str, ...]:
+    """Check one name or several."""
+    entries = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(entry, str) and entry for entry in entries):
+        raise SettingsError(f"{key} is {given!r}; expected a name or a list of names.")
+    return entries
 
 
 def parse_numbers(given: Any, key: str) -> tuple[int, ...]:
-    """`3`, `[0, 2]`, `"0,2-4"` or `["0", "2-4"]` as sorted, distinct numbers."""
+    """Return `3`, `[0, 2]`, `"0,2-4"` or `["0", "2-4"]` as sorted, distinct numbers."""
     parts: Iterable[Any] = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else given
     numbers: set[int] = set()
     try:
@@ -119,41 +193,20 @@ def parse_numbers(given: Any, key: str) -> tuple[int, ...]:
                 raise SettingsError(f"{key}: {part!r} is not a number or a range such as 2-4.")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first or last - first > 10_000_000:
-                raise SettingsError(f"{key}: the range {part!r} is empty or far too long.")
+                raise SettingsError(f"{key}: the range {part!r} is empty or too long.")
             numbers.update(range(first, last + 1))
     except TypeError:
-        raise SettingsError(f"{key} takes numbers such as [0, 2] or '0,2-4'; got {given!r}.") from None
+        raise SettingsError(f"{key} is {given!r}; expected numbers such as [0, 2] or '0,2-4'.") from None
     return tuple(sorted(numbers))
 
 
 def parse_bytes(given: Any, key: str) -> int:
-    """`1048576`, `"512M"` or `"2 GB"` as a number of bytes."""
+    """Return `1048576`, `"512M"` or `"2 GB"` as a number of bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", str(given), re.IGNORECASE)
     if match is None:
         raise SettingsError(f"{key}: {given!r} is not a size such as 512M or 2G.")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def _check_choice(values: dict[str, Any], key: str, allowed: Sequence[str]) -> None:
-    if key in values and values[key] not in allowed:
-        hint = did_you_mean(str(values[key]), allowed)
-        raise SettingsError(f"{key} is {values[key]!r}; it must be one of {', '.join(allowed)}.{hint}")
-
-
-def _choices(given: Any, key: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    chosen = _texts(given, key)
-    for entry in chosen:
-        if entry not in allowed:
-            raise SettingsError(
-                f"{key} has {entry!r}; it may hold {' and '.join(allowed)}.{did_you_mean(entry, allowed)}"
-            )
-    if not chosen:
-        raise SettingsError(f"{key} is empty: nothing would be recorded. Leave it out for both.")
-    return chosen
-
-
-def _texts(given: Any, key: str) -> tuple[str, ...]:
-    entries = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(isinstance(entry, str) and entry for entry in entries):
-        raise SettingsError(f"{key} takes names; got {given!r}.")
-    return entries
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

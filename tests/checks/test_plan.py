@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorprobe.checks.asked import Asked
 from tensorprobe.checks.plan import Plan, plan_checks
+from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.errors import NoData, NotFound, SettingsError
 from tensorprobe.record import open_run
 from tests.builders.runs import Call, Tensor, call, write
@@ -25,7 +25,7 @@ def linear(number: int, *, x: Any = X, w: Any = W, y: Any = Y, args: Any = SLOTS
 
 
 def plan(root: Path, recorded: Any, *, mode: str = "tensor", stacks: Any = (), **asked: Any) -> Plan:
-    return plan_checks(open_run(write(root / "run", recorded, mode=mode, stacks=stacks)), Asked(**asked))
+    return plan_checks(open_run(write(root / "run", recorded, mode=mode, stacks=stacks)), PrecheckSettings(**asked))
 
 
 def chosen(made: Plan) -> dict[str, list[str]]:
@@ -124,7 +124,7 @@ def test_only_the_first_step_unless_asked(tmp_path: Path) -> None:
         ]
     }
     assert made.notes == ["only step 3 was looked at, of steps 3-4: --steps takes others"]
-    other = plan_checks(open_run(tmp_path / "run"), Asked(steps="4", ranks=1, dedupe=False))
+    other = plan_checks(open_run(tmp_path / "run"), PrecheckSettings(steps="4", ranks=1, dedupe=False))
     assert [(one.task.step, one.task.rank) for one in other.checks] == [(4, 1), (4, 1)]
     assert other.notes == []
 
@@ -160,7 +160,7 @@ def test_a_step_or_rank_that_is_not_there_is_told(asked: Any, tmp_path: Path) ->
 def test_real_data_need_values(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="holds no values"):
         plan(tmp_path, [linear(0)], mode="summary", data="real")
-    assert len(plan_checks(open_run(tmp_path / "run"), Asked()).checks) == 1
+    assert len(plan_checks(open_run(tmp_path / "run"), PrecheckSettings()).checks) == 1
 
 
 def test_the_line_of_the_program_is_there(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     lines = calls.read_text().splitlines()
     calls.write_text("\n".join([lines[0], "{broken", lines[1], ""]))
     (tmp_path / "run" / "step0" / "rank0" / "stacks.jsonl").write_text("{broken\n")
-    made = plan_checks(open_run(tmp_path / "run"), Asked())
+    made = plan_checks(open_run(tmp_path / "run"), PrecheckSettings())
     assert len(made.checks) == 2
     assert len(made.notes) == 1 and made.notes[0].startswith("1 damaged line of the run passed over, the first: ")
 
@@ -188,23 +188,23 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
 def test_a_damaged_stack_loses_the_line_and_not_the_call(tmp_path: Path) -> None:
     write(tmp_path / "run", [linear(0, stack=0)])
     (tmp_path / "run" / "step0" / "rank0" / "stacks.jsonl").write_text("{broken\n")
-    made = plan_checks(open_run(tmp_path / "run"), Asked())
+    made = plan_checks(open_run(tmp_path / "run"), PrecheckSettings())
     assert (len(made.checks), made.checks[0].source) == (1, None)
     assert "stacks.jsonl" in made.notes[0]
 
 
 WRONG = [
-    ({"data": "reel"}, "it must be random or real"),
-    ({"jobs": -1}, "jobs is -1; it must be a whole number from 1 on, or 0"),
+    ({"data": "reel"}, "expected random or real"),
+    ({"jobs": -1}, "jobs is -1; expected a whole number, 0 or more"),
     ({"jobs": True}, "jobs is True"),
-    ({"time_limit_s": 0}, "it must be more than 0"),
+    ({"time_limit_s": 0}, "expected a number greater than 0"),
     ({"steps": "x"}, "steps: 'x' is not a number"),
-    ({"calls": []}, "calls takes names"),
-    ({"calls": [1]}, "calls takes names"),
+    ({"calls": []}, "calls is empty; expected names"),
+    ({"calls": [1]}, "expected a name or a list of names"),
 ]
 
 
 @pytest.mark.parametrize(("asked", "message"), WRONG)
 def test_wrong_settings_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        Asked(**asked)
+        PrecheckSettings(**asked)

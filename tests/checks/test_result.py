@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tensorprobe.checks.asked import Asked
 from tensorprobe.checks.messages import Finished
 from tensorprobe.checks.plan import Plan, Planned, Task
 from tensorprobe.checks.result import PrecheckResult, conclude
+from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.record.run import Entry
 from tests.report.made_precheck import check, failing, skipped
 
@@ -20,7 +20,9 @@ def concluded(*outcomes: Finished, equal: dict[int, list[str]] | None = None, **
     for number, one in enumerate(outcomes):
         task = Task(0, 0, Entry(number, one.check.call, 0), None)
         plan.checks.append(Planned(task, "net", None, (equal or {}).get(number, [])))
-    return conclude(plan, dict(enumerate(outcomes)), Asked(**asked), run="runs/a", output=None, elapsed_s=1.0)
+    return conclude(
+        plan, dict(enumerate(outcomes)), PrecheckSettings(**asked), run="runs/a", output=None, elapsed_s=1.0
+    )
 
 
 def test_counts_are_of_calls_and_add_up() -> None:

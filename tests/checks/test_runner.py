@@ -355,9 +355,9 @@ def test_a_process_that_cannot_begin_is_an_error_with_its_last_words(
 
 
 def test_files_need_a_folder(run: Path) -> None:
-    with pytest.raises(SettingsError, match="failing calls are saved as files: say where"):
+    with pytest.raises(SettingsError, match="save_failures writes files: pass out"):
         precheck(run, save_failures=True)
-    with pytest.raises(SettingsError, match="continued in its folder: say where"):
+    with pytest.raises(SettingsError, match="continues in the folder of a precheck: pass out"):
         precheck(run, resume=True)
 
 

@@ -95,7 +95,7 @@ WRONG = [
     (["--shard", "1/2", "-o", "x", "--format", "md"], "a shard has no answer to print"),
     (["--shard", "2/1", "-o", "x"], "it must be i/n with i from 1 to n"),
     (["--address", "auto"], "it needs engine 'ray'"),
-    (["--engine", "ray", "--jobs", "3"], "a cluster decides by itself"),
+    (["--engine", "ray", "--jobs", "3"], "but the cluster decides"),
 ]
 
 

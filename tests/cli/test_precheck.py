@@ -119,9 +119,9 @@ WRONG: list[tuple[list[str], type[Exception], str]] = [
     (["--call", "Functional.linaer.0"], NotFound, "Nearest: Functional.linear.0"),
     (["--standard", "sede"], SettingsError, "Did you mean 'seed'"),
     (["--device", "nowhere"], SettingsError, "device 'nowhere' cannot be used"),
-    (["--save-failures"], SettingsError, "say where with out"),
+    (["--save-failures"], SettingsError, "save_failures writes files: pass out"),
     (["--steps", "9"], NotFound, "no step 9"),
-    (["--time-limit", "0"], SettingsError, "must be more than 0"),
+    (["--time-limit", "0"], SettingsError, "expected a number greater than 0"),
 ]
 
 

@@ -108,13 +108,13 @@ def test_progress_counts_every_pair(jobs: int, tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"jobs": 0}, "jobs is 0; it must be a whole number from 1 on"),
-    ({"jobs": "2"}, "jobs is '2'; it must be a whole number"),
+    ({"jobs": 0}, "jobs is 0; expected a whole number, 1 or more"),
+    ({"jobs": "2"}, "jobs is '2'; expected a whole number"),
     ({"threads": -1}, "threads is -1"),
-    ({"engine": "rya"}, r"engine is 'rya'; it must be local or ray. Did you mean 'ray'\?"),
-    ({"table": "xlsx"}, "table is 'xlsx'; it must be parquet or csv"),
-    ({"address": "auto"}, r"address 'auto' is that of a Ray cluster: it needs engine 'ray' \(--engine ray\)"),
-    ({"engine": "ray", "jobs": 4}, "jobs is 4 with engine 'ray': a cluster decides by itself"),
+    ({"engine": "rya"}, r"engine is 'rya'; expected local or ray. Did you mean 'ray'\?"),
+    ({"table": "xlsx"}, "table is 'xlsx'; expected parquet or csv"),
+    ({"address": "auto"}, r"address 'auto' is the address of a Ray cluster: it needs engine 'ray' \(--engine ray\)"),
+    ({"engine": "ray", "jobs": 4}, "jobs is 4 with engine 'ray', but the cluster decides"),
     ({"steps": "x"}, "steps: 'x' is not a number"),
 ]
 
@@ -126,7 +126,7 @@ def test_wrong_settings_are_refused_before_anything_is_read(settings: dict[str, 
 
 
 def test_a_workbook_needs_a_folder() -> None:
-    with pytest.raises(SettingsError, match="a workbook is a file: say where"):
+    with pytest.raises(SettingsError, match="workbook writes a file: pass out"):
         compare("no such run", "nor this", workbook=True)
 
 

@@ -129,13 +129,15 @@ def test_call_whose_backward_never_ran_is_told_without_other_names(tmp_path: Pat
 
 @pytest.mark.parametrize("level", ["module", "api", "mix"])
 def test_other_levels_have_nothing_inside(level: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=rf"level is '{level}'\. Set level='aten', or pick the API calls .* names"):
+    with pytest.raises(
+        SettingsError, match=rf"level is '{level}'\.\n  Set level='aten', or select the API calls .* names"
+    ):
         tensorprobe.Probe(tmp_path / "run", level=level, inside=["Torch.sin.0"])
-    with pytest.raises(SettingsError, match="inside takes names; got 5"):
+    with pytest.raises(SettingsError, match="inside is 5; expected a name"):
         tensorprobe.Probe(tmp_path / "run", level="aten", inside=5)
 
 
 def test_the_command_has_it_too(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["capture", "-o", str(tmp_path / "run"), "--inside", "Torch.sin.0", "--", "true"])
     assert isinstance(result.exception, SettingsError)
-    assert "inside picks ATen calls" in str(result.exception)
+    assert "inside selects ATen calls" in str(result.exception)

@@ -3,7 +3,14 @@
 Calls run in processes of their own: one that kills its process, or never ends, is a result of that call.
 """
 
-from tensorprobe.checks.result import PrecheckResult
-from tensorprobe.checks.runner import precheck
+from typing import TYPE_CHECKING
+
+from tensorprobe.lazy import lazy
+
+if TYPE_CHECKING:
+    from tensorprobe.checks.result import PrecheckResult
+    from tensorprobe.checks.runner import precheck
 
 __all__ = ["PrecheckResult", "precheck"]
+
+__getattr__ = lazy(__name__, {"PrecheckResult": "tensorprobe.checks.result", "precheck": "tensorprobe.checks.runner"})

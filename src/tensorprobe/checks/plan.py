@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from tensorprobe.checks.asked import Asked
+from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.errors import NoData, NotFound, RunDamaged, nearest
 from tensorprobe.model import Call
 from tensorprobe.model.call import forward_name
@@ -86,7 +86,7 @@ class _Seen(NamedTuple):
     stack: int | None
 
 
-def plan_checks(run: Run, asked: Asked) -> Plan:
+def plan_checks(run: Run, asked: PrecheckSettings) -> Plan:
     """The plan; NotFound when a call, step or rank asked for is not there, NoData for real data where none were recorded."""
     plan = Plan()
     places = _places(run, asked, plan)
@@ -211,7 +211,7 @@ class _Reading:
         return xxhash.xxh3_128_digest("\n".join(digests).encode())
 
 
-def _places(run: Run, asked: Asked, plan: Plan) -> list[tuple[int, int]]:
+def _places(run: Run, asked: PrecheckSettings, plan: Plan) -> list[tuple[int, int]]:
     """The steps and ranks that are looked at: of steps the first, unless others were asked for."""
     for step in asked.steps or ():
         run.segments(step)  # each that was asked for must be there

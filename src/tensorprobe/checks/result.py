@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.checks.asked import Asked
 from tensorprobe.checks.messages import Finished
 from tensorprobe.checks.plan import Plan
+from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.model.precheck import CallCheck, Precheck
 from tensorprobe.report.precheck_text import render_precheck
 from tensorprobe.standard_json import encode
@@ -66,7 +66,13 @@ class PrecheckResult:
 
 
 def conclude(
-    plan: Plan, outcomes: Mapping[int, Finished], asked: Asked, *, run: str, output: str | None, elapsed_s: float
+    plan: Plan,
+    outcomes: Mapping[int, Finished],
+    asked: PrecheckSettings,
+    *,
+    run: str,
+    output: str | None,
+    elapsed_s: float,
 ) -> PrecheckResult:
     """The answer, from the outcome of every check of the plan by its number."""
     checks = [
@@ -116,7 +122,7 @@ def _verdict(check: CallCheck) -> str:
     return "fail" if "fail" in directions else "pass" if "pass" in directions else "skip"
 
 
-def _other_data(checks: list[CallCheck], asked: Asked) -> list[str]:
+def _other_data(checks: list[CallCheck], asked: PrecheckSettings) -> list[str]:
     recorded = sum(1 + len(check.equal) for check in checks if check.data == "real")
     if asked.data == "real" or not recorded:
         return []

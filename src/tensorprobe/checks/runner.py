@@ -17,25 +17,28 @@ from pathlib import Path
 
 import msgspec
 
-from tensorprobe.checks.asked import Asked, Names, Numbers
 from tensorprobe.checks.journal import Header
 from tensorprobe.checks.messages import Finished, Start
 from tensorprobe.checks.output import Output
 from tensorprobe.checks.plan import Plan, Planned, plan_checks
 from tensorprobe.checks.result import PrecheckResult, conclude
+from tensorprobe.checks.settings import Data, PrecheckSettings
 from tensorprobe.errors import SettingsError
 from tensorprobe.record import Run, open_run
+from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.version import VERSION
+from tensorprobe.work.pool import processors
 
 Progress = Callable[[int, int], None]
 """Is told how many distinct calls are done, and of how many."""
 
 
+@public
 def precheck(
     run: str | os.PathLike[str] | Run,
     *,
     device: str = "cpu",
-    data: str = "random",
+    data: Data = "random",
     standard: str = "noise-aware",
     calls: Names | None = None,
     steps: Numbers | None = None,
@@ -50,32 +53,37 @@ def precheck(
     save_failures: bool = False,
     progress: Progress | None = None,
 ) -> PrecheckResult:
-    """Run each call of a recorded step alone, on `device` and on a reference of higher precision, and judge it.
+    """Run each call of a recorded step alone, on `device` and on the CPU in higher precision, and judge the difference.
 
-    `data` are random, from the recorded dtypes, shapes and ranges, or real. `calls` chooses by name or glob, `steps` other
-    steps than the first. Calls that are equal run once (`dedupe`). `hard` adds inputs at the edges. `jobs` processes share
-    the calls; a call that kills its process or takes longer than `time_limit_s` has failed; `jobs=0` runs them here, with
-    no such protection. `out` is a folder for the tables, `summary.json` and, with `save_failures`, a script for each
-    failing call; `resume` continues what was stopped there.
+        result = tensorprobe.precheck("runs/a", device="npu")
+        print(result)            # what the command prints
+        result.failures          # the calls that fail
+
+    Args:
+        run: the folder of a run, a dump of another tool, or a Run.
+        device: the device under test, as torch names it: `cpu`, `cuda`, `npu:1`.
+        data: inputs of the calls: `random` (from the recorded dtypes, shapes and ranges) or `real` (recorded values).
+        standard: how results are judged: `noise-aware`, `seed`, `binary`, `absolute` or `ulp`.
+        calls: check only these calls: `Functional.conv2d.1`, or a glob such as `*.linear.*`.
+        steps, ranks: check these, e.g. `[0, 2]` or `'0,2-4'`. By default the first step and all ranks.
+        dedupe: run equal calls once.
+        backward: check gradients too.
+        hard: add edge-case inputs: zeros, subnormals, values near overflow, ties, non-contiguous tensors.
+        jobs: number of processes. 0 runs the calls in this process, without protection from crashes.
+        time_limit_s: seconds after which a call that is still running has failed.
+        out: folder for two tables, `summary.json` and saved failures.
+        resume: continue a precheck that was stopped in `out`.
+        save_failures: save each failing call with a script that runs it alone.
+        progress: is called with the number of distinct calls that are done, and their total.
+
+    Returns a PrecheckResult: `result.exit_code` is 0 when all calls pass, 1 when one fails, 2 when none could be run. A
+    failing call is never an exception; a run, a device or a setting that cannot be used is.
     """
+    asked = PrecheckSettings.among(locals())
     started = time.monotonic()
-    asked = Asked(
-        device=device,
-        data=data,
-        standard=standard,
-        calls=calls,
-        steps=steps,
-        ranks=ranks,
-        dedupe=dedupe,
-        backward=backward,
-        hard=hard,
-        save_failures=save_failures,
-        jobs=jobs,
-        time_limit_s=time_limit_s,
-    )
     if out is None and (resume or save_failures):
-        what = "failing calls are saved as files" if save_failures else "a precheck is continued in its folder"
-        raise SettingsError(f"{what}: say where with out (-o FOLDER).")
+        what = "save_failures writes files" if save_failures else "resume continues in the folder of a precheck"
+        raise SettingsError(f"{what}: pass out=FOLDER (-o FOLDER).")
     opened = run if isinstance(run, Run) else open_run(Path(run))
     plan = plan_checks(opened, asked)
     outcomes: dict[int, Finished] = {}
@@ -94,7 +102,12 @@ def precheck(
 
 
 def _check_rest(
-    run: Run, plan: Plan, asked: Asked, outcomes: dict[int, Finished], output: Output | None, progress: Progress | None
+    run: Run,
+    plan: Plan,
+    asked: PrecheckSettings,
+    outcomes: dict[int, Finished],
+    output: Output | None,
+    progress: Progress | None,
 ) -> None:
     """Check what has no outcome yet."""
     rest = [(number, planned) for number, planned in enumerate(plan.checks) if number not in outcomes]
@@ -106,7 +119,7 @@ def _check_rest(
         standard=asked.standard,
         backward=asked.backward,
         hard=asked.hard,
-        threads=max(1, _processors() // max(1, min(asked.jobs, len(rest)))),
+        threads=max(1, processors() // max(1, min(asked.jobs, len(rest)))),
         failures=str(output.failures) if output is not None and asked.save_failures else None,
     )
 
@@ -158,7 +171,7 @@ def _known(plan: Plan, finished: list[Finished]) -> dict[int, Finished]:
     return {numbers[place]: one for place, one in zip(places, finished, strict=True) if place in numbers}
 
 
-def _header(run: Run, plan: Plan, asked: Asked) -> Header:
+def _header(run: Run, plan: Plan, asked: PrecheckSettings) -> Header:
     try:
         torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -170,10 +183,3 @@ def _header(run: Run, plan: Plan, asked: Asked) -> Header:
         plan=plan.digest(),
         settings=asked.remembered(),
     )
-
-
-def _processors() -> int:
-    """The processors that this process may use: a batch system often gives fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,8 +11,9 @@ from typing import Any
 
 import typer
 
+from tensorprobe.cli.options import option
 from tensorprobe.errors import CommandFailed
-from tensorprobe.settings import SETTINGS_HELP
+from tensorprobe.taps.settings import CaptureSettings
 
 _HOOK = "tensorprobe.inject.capture:begin"
 
@@ -25,20 +26,21 @@ def register(app: typer.Typer) -> None:
 def capture(
     command: list[str] = typer.Argument(help="After --: the command to run, as in: -- python train.py --epochs 1"),
     out: Path = typer.Option(..., "-o", "--out", help="The folder for the run; it must not hold one yet."),
-    level: str = typer.Option("api", help=SETTINGS_HELP["level"]),
-    mode: str = typer.Option("tensor", help=SETTINGS_HELP["mode"]),
-    steps: str | None = typer.Option(None, help=SETTINGS_HELP["steps"]),
-    ranks: str | None = typer.Option(None, help=SETTINGS_HELP["ranks"]),
-    direction: list[str] = typer.Option([], "--direction", help=SETTINGS_HELP["directions"]),
-    side: list[str] = typer.Option([], "--side", help=SETTINGS_HELP["sides"]),
-    name: list[str] = typer.Option([], "--name", help=SETTINGS_HELP["names"]),
-    span: tuple[str, str] = typer.Option(("", ""), "--span", help=SETTINGS_HELP["span"]),
-    op: list[str] = typer.Option([], "--op", help=SETTINGS_HELP["ops"]),
-    module: list[str] = typer.Option([], "--module", help=SETTINGS_HELP["modules"]),
-    inside: list[str] = typer.Option([], "--inside", help=SETTINGS_HELP["inside"]),
-    floating_only: bool = typer.Option(False, "--floating-only", help=SETTINGS_HELP["floating_only"]),
-    max_bytes: str | None = typer.Option(None, help=SETTINGS_HELP["max_bytes"]),
-    stacks: bool | None = typer.Option(None, "--stacks/--no-stacks", help=SETTINGS_HELP["stacks"]),
+    level: str = option(CaptureSettings, "level"),
+    mode: str = option(CaptureSettings, "mode"),
+    steps: str | None = option(CaptureSettings, "steps"),
+    ranks: str | None = option(CaptureSettings, "ranks"),
+    direction: list[str] = option(CaptureSettings, "directions", "--direction", default=[]),
+    side: list[str] = option(CaptureSettings, "sides", "--side", default=[]),
+    call: list[str] = option(CaptureSettings, "names", "--call", default=[]),
+    name: list[str] = typer.Option([], "--name", hidden=True),
+    span: tuple[str, str] = option(CaptureSettings, "span", "--span", default=("", "")),
+    op: list[str] = option(CaptureSettings, "ops", "--op", default=[]),
+    module: list[str] = option(CaptureSettings, "modules", "--module", default=[]),
+    inside: list[str] = option(CaptureSettings, "inside", "--inside", default=[]),
+    floating_only: bool = option(CaptureSettings, "floating_only", "--floating-only"),
+    max_bytes: str | None = option(CaptureSettings, "max_bytes"),
+    stacks: bool | None = option(CaptureSettings, "stacks", "--stacks/--no-stacks"),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already there."),
 ) -> None:
     """Run a command and record what its PyTorch computes, call by call. The script is not edited.
@@ -47,7 +49,6 @@ def capture(
     """
     from tensorprobe.inject import environment
     from tensorprobe.record.run_folder import refuse_existing
-    from tensorprobe.settings import capture_settings
 
     given: dict[str, Any] = {
         "level": level,
@@ -56,7 +57,7 @@ def capture(
         "ranks": ranks,
         "directions": direction or None,
         "sides": side or None,
-        "names": name,
+        "names": [*call, *name],
         "span": span if any(span) else None,
         "ops": op,
         "modules": module,
@@ -66,7 +67,7 @@ def capture(
         "stacks": stacks,
     }
     settings = {key: value for key, value in given.items() if value is not None}
-    capture_settings(**settings)
+    CaptureSettings.of(**settings)
     refuse_existing(out, 0, overwrite=overwrite)
     payload = json.dumps({"out": str(out.absolute()), "overwrite": overwrite, "settings": settings})
     code = _run(command, environment({_HOOK: payload}, os.environ))

@@ -98,7 +98,7 @@ def _devices() -> list[str]:
 def _capture() -> str:
     """Whether every private name of torch that capture needs is there."""
     try:
-        import tensorprobe.taps  # noqa: F401
+        import tensorprobe.taps.probe  # noqa: F401
     except ImportError as error:
         return f"does not work: {error}"
     return "works"

@@ -4,8 +4,25 @@ Ranks are independent of each other: each is a task that runs here, in processes
 the same, byte for byte.
 """
 
-from tensorprobe.engine.comparison import compare
-from tensorprobe.engine.result import Result, Rows
-from tensorprobe.engine.shards import ShardDone, compare_shard, merge_shards
+from typing import TYPE_CHECKING
+
+from tensorprobe.lazy import lazy
+
+if TYPE_CHECKING:
+    from tensorprobe.engine.comparison import compare
+    from tensorprobe.engine.result import Result, Rows
+    from tensorprobe.engine.shards import ShardDone, compare_shard, merge_shards
 
 __all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "merge_shards"]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Result": "tensorprobe.engine.result",
+        "Rows": "tensorprobe.engine.result",
+        "ShardDone": "tensorprobe.engine.shards",
+        "compare": "tensorprobe.engine.comparison",
+        "compare_shard": "tensorprobe.engine.shards",
+        "merge_shards": "tensorprobe.engine.shards",
+    },
+)

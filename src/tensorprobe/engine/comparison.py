@@ -20,16 +20,18 @@ from tensorprobe.engine.places import Place, Side, open_sides
 from tensorprobe.engine.plan import Plan, plan_tasks
 from tensorprobe.engine.rank_task import Progress, RankResult
 from tensorprobe.engine.result import Result, Rows
-from tensorprobe.engine.settings import CompareSettings, Engine, Numbers, TableForm
+from tensorprobe.engine.settings import CompareSettings, Engine, TableForm
 from tensorprobe.engine.tasks import run_tasks
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import Policy
 from tensorprobe.model.comparison import Comparison
+from tensorprobe.settings import Numbers, public
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@public
 def compare(
     baseline: Place,
     candidate: Place,
@@ -50,31 +52,35 @@ def compare(
     keep_rows: bool = True,
     progress: Progress | None = None,
 ) -> Result:
-    """Compare two runs call by call and find the first call where they part.
+    """Compare two runs call by call and find the first call where they part ways.
 
-    Runs and `out` are folders or URLs. `out` is for the result table, `summary.json` and `advisor.txt`, with `workbook`
-    also `result.xlsx`; without it the rows are kept in memory (`keep_rows`). `policy` is a name or the path of a TOML file.
-    `map`, `strip_prefix` and `fuzzy` help where names differ. `jobs` processes each take whole ranks, `threads` measure
-    the tensors of one (by default the processors are shared out). `engine="ray"` sends the ranks to the Ray cluster at
-    `address`. `progress` is told how many pairs of calls were done.
+        result = tensorprobe.compare("runs/cuda", "runs/npu")
+        print(result)            # what the command prints
+        result.divergence        # the first diverging call, or None
+        result.rows.table()      # every pair of tensors, as an Arrow table
+
+    Args:
+        baseline, candidate: the run that is trusted and the run under test: a folder, a URL or a Run.
+        out: folder or URL for the result table, `summary.json` and `advisor.txt`. Without it the rows stay in memory.
+        policy: `noise-aware`, `bitwise`, `seed-2023`, `seed-2024`, or the path of a TOML file with your own rules.
+        steps, ranks: compare only these, e.g. `[0, 2]` or `'0,2-4'`. Rank i is compared with rank i.
+        map: a file of name pairs: calls or modules of the baseline and their names in the candidate.
+        strip_prefix: strip this prefix from module paths, e.g. `module.`
+        fuzzy: pair calls of the same op in order, even if their numbers differ.
+        threads: threads that measure tensors of one rank. By default all processors, divided among the jobs.
+        jobs: number of processes on this machine. Each compares whole ranks.
+        engine, address: `ray` compares the ranks on the Ray cluster at that address.
+        table, workbook: form of the result table in `out` (`parquet` or `csv`), and whether to write `result.xlsx` too.
+        keep_rows: keep the rows in memory when there is no `out`.
+        progress: is called with the number of pairs of calls that were compared since the last time.
+
+    Returns a Result: `result.exit_code` is 0 when the runs agree and 1 when they diverge. Raises CannotCompare when the
+    runs have nothing in common, and SettingsError for a setting that is wrong. A difference is never an exception.
     """
+    settings = CompareSettings.among(locals())
     started = time.monotonic()
-    settings = CompareSettings(
-        policy=policy,
-        steps=steps,
-        ranks=ranks,
-        map=map,
-        strip_prefix=strip_prefix,
-        fuzzy=fuzzy,
-        threads=threads,
-        jobs=jobs,
-        engine=engine,
-        address=address,
-        table=table,
-        workbook=workbook,
-    )
     if workbook and out is None:
-        raise SettingsError("a workbook is a file: say where with out (-o FOLDER).")
+        raise SettingsError("workbook writes a file: pass out=FOLDER (-o FOLDER).")
     with open_sides(baseline, candidate, settings) as sides:
         plan = plan_tasks(sides, settings)
         if out is None:

@@ -77,7 +77,7 @@ def compare_shard(
     """Do one part of a comparison; the settings are those of `compare`. `merge_shards(out)` gives the answer later."""
     started = time.monotonic()
     number, of = parse_shard(shard)
-    checked = CompareSettings(**settings)
+    checked = CompareSettings.of(**settings)
     with open_sides(baseline, candidate, checked) as sides, Output(out) as output:
         plan = plan_tasks(sides, checked)
         tasks = [

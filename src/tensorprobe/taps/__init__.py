@@ -1,6 +1,21 @@
 """Watches a PyTorch program. The only room that installs hooks, modes or patches, and it removes every one of them."""
 
-from tensorprobe.taps.probe import Probe, active_probe, capture
-from tensorprobe.taps.seed import seed_all
+from typing import TYPE_CHECKING
+
+from tensorprobe.lazy import lazy
+
+if TYPE_CHECKING:
+    from tensorprobe.taps.probe import Probe, active_probe, capture
+    from tensorprobe.taps.seed import seed_all
 
 __all__ = ["Probe", "active_probe", "capture", "seed_all"]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Probe": "tensorprobe.taps.probe",
+        "active_probe": "tensorprobe.taps.probe",
+        "capture": "tensorprobe.taps.probe",
+        "seed_all": "tensorprobe.taps.seed",
+    },
+)

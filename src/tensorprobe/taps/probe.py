@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -23,7 +23,7 @@ from tensorprobe.legacy.layouts.forms import Form, make_place
 from tensorprobe.model import Coverage
 from tensorprobe.record.run_folder import make_run, read_part, refuse_existing
 from tensorprobe.record.writer import RunWriter
-from tensorprobe.settings import CaptureSettings, capture_settings
+from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.taps.alone import Alone, AloneRun
 from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.dispatch_tap import DispatchTap
@@ -38,6 +38,7 @@ from tensorprobe.taps.recompute import RecomputeTap
 from tensorprobe.taps.second_tap import SecondTap
 from tensorprobe.taps.select import Selection
 from tensorprobe.taps.session import Session
+from tensorprobe.taps.settings import CaptureSettings, Mode
 from tensorprobe.taps.sinks import Sink
 from tensorprobe.taps.snapshot import Snapshots
 from tensorprobe.taps.stacks import StackBook
@@ -51,7 +52,7 @@ class Probe:
     """Records what a PyTorch program computes into the folder `out`.
 
     `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
-    that is already in `out`. The other settings are listed in `tensorprobe.settings.SETTINGS_HELP`.
+    that is already in `out`. The other settings are listed in `CaptureSettings`.
 
     `rank` is for programs that know it better than torch.distributed and the launcher do. `form` writes a dump in
     the layout of an older tool instead of a run: what was there before is replaced. `alone` is for one call that is to
@@ -74,7 +75,7 @@ class Probe:
         **settings: Any,
     ) -> None:
         self.out = Path(out)
-        self.settings: CaptureSettings = capture_settings(**settings)
+        self.settings: CaptureSettings = CaptureSettings.of(**settings)
         if steps_by not in ("call", "optimizer"):
             raise SettingsError(f"steps_by is {steps_by!r}; it must be 'call' (of probe.step) or 'optimizer'.")
         self.coverage: Coverage | None = None
@@ -293,12 +294,62 @@ class Probe:
             warnings.warn(f"{self.out}: " + "\n  ".join(problems), CaptureIncomplete, stacklevel=3)
 
 
+@public
 @contextlib.contextmanager
 def capture(
-    out: str | os.PathLike[str], *, model: Any = None, overwrite: bool = False, **settings: Any
+    out: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    overwrite: bool = False,
+    steps_by: Literal["call", "optimizer"] = "call",
+    level: str = "api",
+    mode: Mode = "tensor",
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    directions: Names = ("forward", "backward"),
+    sides: Names = ("input", "output"),
+    names: Names = (),
+    span: tuple[str, str] | None = None,
+    ops: Names = (),
+    modules: Names = (),
+    inside: Names = (),
+    floating_only: bool = False,
+    max_bytes: int | str | None = None,
+    stacks: bool | None = None,
+    ring_bytes: int | str = 128 << 20,
+    in_process: bool = False,
 ) -> Iterator[Probe]:
-    """Record everything inside the `with` into the folder `out`; see Probe for the settings."""
-    probe = Probe(out, model=model, overwrite=overwrite, **settings)
+    """Record every call inside the `with` block into the folder `out`.
+
+        with tensorprobe.capture("runs/a", model=model) as probe:
+            for batch in loader:
+                train_step(batch)
+                probe.step()
+
+    Args:
+        out: folder for the run.
+        model: gives modules their names; without it, the outermost module that is called does.
+        overwrite: replace a run that is already in `out`. Without it, that raises RunExists.
+        steps_by: `call`: a step ends with `probe.step()`. `optimizer`: it ends with `optimizer.step()`.
+        level: what counts as a call: `module`, `api`, `aten`, or `mix` (modules and API calls, each with its parent).
+        mode: how much of each tensor to record: `summary` (statistics and digest), `tensor` (also the values) or
+            `structure` (names and shapes only).
+        steps, ranks: record only these, e.g. `[0, 2]` or `'0,2-4'`.
+        directions, sides: record only `forward` or `backward`, only the `input` or the `output`.
+        names: record only calls with these names, e.g. `Functional.conv2d.1` or `Functional.conv2d.1.forward`.
+        span: record only the calls from the first name to the second, both included.
+        ops, modules: record only ops, or calls in modules, whose name contains this text or matches it as a glob.
+        inside: record only ATen calls made inside these API calls. Needs `level="aten"`.
+        floating_only: record values and statistics of floating and complex tensors only.
+        max_bytes: maximum bytes of values, over all ranks, e.g. `"2G"`. After that only summaries are recorded.
+        stacks: record the Python stack of each call. By default on, except in summary mode.
+        ring_bytes: memory for tensors on their way to the disk. Training waits while it is full.
+        in_process: write from a thread of the training process instead of a separate process.
+
+    Errors in the settings or the folder are raised before training begins. After that, errors inside the tool are
+    counted and reported by one CaptureIncomplete warning at the end. They never reach your training loop.
+    """
+    probe = Probe(**locals())
     probe.start()
     try:
         yield probe

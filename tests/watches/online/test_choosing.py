@@ -148,8 +148,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "reference": ({"reference": "cpu-fp46"}, "reference is 'cpu-fp46'; .* Did you mean 'cpu-fp64'"),
     "no reference": ({"reference": None}, "reference is None"),
     "on_fail": ({"on_fail": "sav", "out": "x"}, "on_fail is 'sav'; .* Did you mean 'save'"),
-    "nowhere to save": ({"on_fail": "save"}, "needs out="),
-    "every": ({"every": 0}, "every is 0; it must be a whole number, 1 or more"),
+    "nowhere to save": ({"on_fail": "save"}, "Pass out=FOLDER"),
+    "every": ({"every": 0}, "every is 0; expected a whole number, 1 or more"),
     "workers": ({"workers": -1}, "workers is -1"),
     "stop_after": ({"stop_after": True}, "stop_after is True"),
     "most_saved": ({"most_saved": 1.5}, "most_saved is 1.5"),
@@ -160,11 +160,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "policy": ({"policy": "noise-awre"}, "no policy is called 'noise-awre'. Did you mean 'noise-aware'"),
     "policy file": ({"policy": "absent.toml"}, "no policy file 'absent.toml'"),
     "budget": ({"budget": "much"}, "budget: 'much' is not a size"),
-    "ops": ({"ops": [3]}, "ops takes names"),
-    "modules": ({"modules": 3}, "modules takes names"),
+    "ops": ({"ops": [3]}, r"ops is \[3\]; expected a name"),
+    "modules": ({"modules": 3}, "modules is 3; expected a name"),
     "steps": ({"steps": "a-b"}, "steps"),
     "rule": ({"policy": Policy(name="mine", rules=[Rule()])}, "rule 1 of policy 'mine' needs exactly one of"),
-    "unknown": ({"refrence": "cpu"}, "there is no setting 'refrence'. Did you mean 'reference'"),
+    "unknown": ({"refrence": "cpu"}, "unknown setting 'refrence'. Did you mean 'reference'"),
 }
 
 

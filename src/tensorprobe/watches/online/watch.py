@@ -7,15 +7,14 @@ Nothing of the program's results is changed, unless `heal` is asked for.
 from __future__ import annotations
 
 import os
-from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.errors import SettingsError
 from tensorprobe.judge.policy import Policy
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.report.online_text import render_online
-from tensorprobe.settings import capture_settings, demand_known, parse_bytes
+from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.taps.probe import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.watches.online.chain import Chain
@@ -23,51 +22,31 @@ from tensorprobe.watches.online.checker import Checker
 from tensorprobe.watches.online.findings import Findings, make_folder
 from tensorprobe.watches.online.policies import Measures
 from tensorprobe.watches.online.sampling import Sampler
+from tensorprobe.watches.online.settings import REFERENCES, OnlineSettings
 from tensorprobe.watches.online.workers import Workers
-
-REFERENCES = {"cpu": "own", "cpu-fp32": "single", "cpu-fp64": "double"}
-ON_FAIL = ("save", "report")
 
 
 class OnlineWatch:
     """A running online compare. `report` and `result` may be asked at any time; `step` ends a step where no optimizer does."""
 
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        out: str | os.PathLike[str] | None = None,
-        reference: str = "cpu-fp64",
-        policy: str | os.PathLike[str] | Policy = "noise-aware",
-        on_fail: str = "save",
-        stop_after: int | None = None,
-        heal: bool = False,
-        chain: bool = False,
-        every: int = 1,
-        once_per_kind: bool = False,
-        ops: tuple[str, ...] | list[str] = (),
-        modules: tuple[str, ...] | list[str] = (),
-        steps: Any = None,
-        libraries: tuple[str, ...] | list[str] = (),
-        workers: int = 0,
-        budget: int | str = "1GB",
-        most_saved: int = 100,
-        overwrite: bool = False,
-    ) -> None:
-        _check(reference, on_fail, out, every, once_per_kind, workers, heal, chain, stop_after, most_saved)
-        chosen = capture_settings(level="aten", ops=ops, modules=modules, steps=steps)
-        self.reference, self.out = reference, None if out is None else Path(out)
-        self._overwrite = overwrite
-        self._finding_settings = {"saves": on_fail == "save", "stop_after": stop_after, "most_saved": most_saved}
-        self._measures = Measures(policy)
-        self._chain = Chain() if chain else None
-        self._workers, self._budget = workers, parse_bytes(budget, "budget")
+    def __init__(self, model: Any = None, **settings: Any) -> None:
+        chosen = OnlineSettings.of(**settings)
+        self.reference, self.out = chosen.reference, None if chosen.out is None else Path(chosen.out)
+        self._overwrite = chosen.overwrite
+        self._finding_settings = {
+            "saves": chosen.on_fail == "save",
+            "stop_after": chosen.stop_after,
+            "most_saved": chosen.most_saved,
+        }
+        self._measures = Measures(chosen.policy)
+        self._chain = Chain() if chosen.chain else None
+        self._workers, self._budget = chosen.workers, chosen.budget
         self._checker_settings = {
-            "narrow": bool(ops or modules),
-            "precision": REFERENCES[reference],
-            "sampler": Sampler(every, once_per_kind),
-            "libraries": frozenset((libraries,) if isinstance(libraries, str) else libraries),
-            "heal": heal,
+            "narrow": bool(chosen.ops or chosen.modules),
+            "precision": REFERENCES[chosen.reference],
+            "sampler": Sampler(chosen.every, chosen.once_per_kind),
+            "libraries": frozenset(chosen.libraries),
+            "heal": chosen.heal,
         }
         self._probe_settings: dict[str, Any] = {"ops": chosen.ops, "modules": chosen.modules, "steps": chosen.steps}
         self._model = model
@@ -154,40 +133,52 @@ class OnlineWatch:
         return render_online(result, None if folder is None else str(folder))
 
 
-def online(model: Any = None, **settings: Any) -> OnlineWatch:
-    """Watch every ATen call inside the `with` and compare it with the reference; see OnlineWatch for the settings."""
-    demand_known(settings, list(signature(OnlineWatch).parameters)[1:])
-    return OnlineWatch(model, **settings)
+@public
+def online(
+    model: Any = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    reference: Literal["cpu", "cpu-fp32", "cpu-fp64"] = "cpu-fp64",
+    policy: str | os.PathLike[str] | Policy = "noise-aware",
+    on_fail: Literal["save", "report"] = "save",
+    stop_after: int | None = None,
+    heal: bool = False,
+    chain: bool = False,
+    every: int = 1,
+    once_per_kind: bool = False,
+    ops: Names = (),
+    modules: Names = (),
+    steps: Numbers | None = None,
+    libraries: Names = (),
+    workers: int = 0,
+    budget: int | str = "1GB",
+    most_saved: int = 100,
+    overwrite: bool = False,
+) -> OnlineWatch:
+    """Compare every ATen call inside the `with` block with the same call on the CPU, while the program runs.
 
+        with tensorprobe.online(model, out="runs/online") as watch:
+            train()
+        print(watch.report)
 
-def _check(
-    reference: str,
-    on_fail: str,
-    out: object,
-    every: int,
-    once_per_kind: bool,
-    workers: int,
-    heal: bool,
-    chain: bool,
-    stop_after: int | None,
-    most_saved: int,
-) -> None:
-    """SettingsError for what cannot be meant."""
-    for name, value, known in (("reference", reference, REFERENCES), ("on_fail", on_fail, ON_FAIL)):
-        if str(value) not in known:
-            hint = did_you_mean(str(value), known)
-            raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(known)}.{hint}")
-    for name, number, least in (
-        ("every", every, 1),
-        ("workers", workers, 0),
-        ("stop_after", stop_after if stop_after is not None else 1, 1),
-        ("most_saved", most_saved, 0),
-    ):
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise SettingsError(f"{name} is {number!r}; it must be a whole number, {least} or more.")
-    if on_fail == "save" and out is None:
-        raise SettingsError("on_fail='save' needs out=, the folder for the failing calls; or say on_fail='report'.")
-    if heal and workers:
-        raise SettingsError(f"heal needs the reference's result at once: workers={workers} cannot go with it.")
-    if chain and (workers or every != 1 or once_per_kind):
-        raise SettingsError("chain follows every call in order: workers, every and once_per_kind cannot go with it.")
+    Args:
+        model: gives modules their names in the report.
+        out: folder for the report and for the inputs and outputs of failing calls.
+        reference: what each call is compared with: the same call on the CPU in its own precision (`cpu`), in float32
+            (`cpu-fp32`) or in float64 (`cpu-fp64`).
+        policy: how differences are judged: the name of a policy, or the path of a TOML file.
+        on_fail: `save` writes failing calls to `out`; `report` only reports them.
+        stop_after: raise TrainingStopped after this many failing calls.
+        heal: replace the result of a failing call by the reference's. Nothing else changes a result of the program.
+        chain: follow the error from call to call: how much is inherited, how much is introduced.
+        every, once_per_kind: compare every n-th call of each op; one call for each combination of dtypes and shapes.
+        ops, modules, steps: compare only these; names match as part of the text or as a glob, steps are `0,2-4`.
+        libraries: also compare ops of these torch.library namespaces.
+        workers, budget: threads that run the reference, and the memory for calls that wait for one.
+        most_saved: maximum number of failing calls that are saved.
+        overwrite: replace the results of an earlier online compare in `out`.
+
+    Raises SettingsError for a setting that is wrong, before anything starts.
+    """
+    settings = dict(locals())
+    return OnlineWatch(settings.pop("model"), **settings)

@@ -1,31 +1,123 @@
-"""Where infinities and NaN are born, and whether they were meant.
-
-Calling `tensorprobe.overflow(model, out=...)` gives a watch over a training; `find_overflow` asks the same of a recorded run.
-Names are loaded when they are first used: asking a run imports no torch.
-"""
+"""Finds the call that makes the first NaN or inf, and says whether it is intentional. Importing this imports no torch."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, overload
+
+from tensorprobe.lazy import lazy
+from tensorprobe.settings import Names, Numbers, public
 
 if TYPE_CHECKING:
+    from tensorprobe.record import Run
     from tensorprobe.watches.overflow.born import BornCall
     from tensorprobe.watches.overflow.recorded import find_overflow
     from tensorprobe.watches.overflow.result import OverflowResult
-    from tensorprobe.watches.overflow.watch import OverflowWatch, overflow
+    from tensorprobe.watches.overflow.watch import OverflowWatch
 
-_HOMES = {
-    "BornCall": "tensorprobe.watches.overflow.born",
-    "OverflowResult": "tensorprobe.watches.overflow.result",
-    "OverflowWatch": "tensorprobe.watches.overflow.watch",
-    "find_overflow": "tensorprobe.watches.overflow.recorded",
-    "overflow": "tensorprobe.watches.overflow.watch",
-}
 __all__ = ["BornCall", "OverflowResult", "OverflowWatch", "find_overflow", "overflow"]
 
+__getattr__ = lazy(
+    __name__,
+    {
+        "BornCall": "tensorprobe.watches.overflow.born",
+        "OverflowResult": "tensorprobe.watches.overflow.result",
+        "OverflowWatch": "tensorprobe.watches.overflow.watch",
+        "find_overflow": "tensorprobe.watches.overflow.recorded",
+    },
+)
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tensorprobe.watches.overflow' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+
+@overload
+def overflow(
+    target: str | os.PathLike[str] | Run,
+    *,
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    allow: Names = (),
+    near: float | None = None,
+    replay: bool = True,
+) -> OverflowResult: ...
+@overload
+def overflow(
+    target: Any = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    allow: Names = (),
+    near: float | None = None,
+    replay: bool = True,
+    stop_after: int | None = None,
+    ring: int = 64,
+    under_scaler: bool = False,
+    saturation: bool = True,
+    status: bool = True,
+    keep: Names = (),
+    keep_bytes: int | str = "64M",
+    overwrite: bool = False,
+) -> OverflowWatch: ...
+@public
+def overflow(
+    target: Any = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    allow: Names = (),
+    near: float | None = None,
+    replay: bool = True,
+    stop_after: int | None = None,
+    ring: int = 64,
+    under_scaler: bool = False,
+    saturation: bool = True,
+    status: bool = True,
+    keep: Names = (),
+    keep_bytes: int | str = "64M",
+    overwrite: bool = False,
+) -> OverflowResult | OverflowWatch:
+    """Find the call that makes the first NaN or inf: in a recorded run, or in a program while it runs.
+
+        print(tensorprobe.overflow("runs/a"))                        # a recorded run: an OverflowResult
+
+        with tensorprobe.overflow(model, out="runs/ovf") as watch:   # a program: a watch
+            train()
+        print(watch.result)
+
+    Args:
+        target: a run (its path, or a Run), the folder of an earlier watch, or the model to watch. The model gives
+            modules their names in the report and may be left out.
+        steps, ranks: look only at these, e.g. `[0, 2]` or `'0,2-4'`.
+        allow: never report these ops, calls or modules. Globs work.
+        near: also report outputs near the limit of their dtype: `near=2` reports outputs beyond half of the limit.
+        replay: run the first bad calls again in higher precision, to tell faults from mathematics.
+
+    The other settings are for a watch only:
+        out: folder for the findings, as they happen.
+        stop_after: raise TrainingStopped after this many findings.
+        ring: how many of the last calls are kept for a process that is killed.
+        under_scaler: also report overflows in steps that a GradScaler skips.
+        saturation: report outputs that are stuck at the greatest number of their dtype.
+        status: read the overflow register of the device, if it has one.
+        keep, keep_bytes: keep copies of the inputs of these ops, up to so many bytes, so that in-place calls can be
+            replayed.
+        overwrite: replace the findings of an earlier watch in `out`.
+
+    Raises SettingsError for a setting that is wrong, before anything starts.
+    """
+    given = dict(locals())
+    from tensorprobe.errors import SettingsError
+    from tensorprobe.record import Run
+    from tensorprobe.watches.overflow.settings import SEARCH, OverflowSettings
+
+    given.pop("target")
+    if not isinstance(target, (str, os.PathLike, Run)):
+        from tensorprobe.watches.overflow.watch import OverflowWatch
+
+        return OverflowWatch(target, **given)
+    from tensorprobe.watches.overflow.recorded import find_overflow
+
+    for name, declared in OverflowSettings.declared().items():
+        if name not in SEARCH and given[name] != declared.default:
+            raise SettingsError(f"{name} is for a watch over a program; a recorded run takes {', '.join(SEARCH)}.")
+    return find_overflow(target, **{name: given[name] for name in SEARCH})

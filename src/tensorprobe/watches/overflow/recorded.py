@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tensorprobe.errors import NoData, RunDamaged, RunNotFound, SettingsError
+from tensorprobe.errors import NoData, RunDamaged, RunNotFound
 from tensorprobe.model import Slot, Summary
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.dtypes import DTYPES
@@ -27,13 +26,14 @@ from tensorprobe.numerics.summary import Moments
 from tensorprobe.record import Run, open_run
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.stored import StoredCall, StoredSlot
-from tensorprobe.settings import parse_numbers
+from tensorprobe.settings import Names, Numbers
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.merging import merge_findings, merge_watches
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult
 from tensorprobe.watches.overflow.rules import Seen
+from tensorprobe.watches.overflow.settings import OverflowSettings
 
 _RING = 16
 
@@ -41,9 +41,9 @@ _RING = 16
 def find_overflow(
     path: str | os.PathLike[str] | Run,
     *,
-    steps: Any = None,
-    ranks: Any = None,
-    allow: str | Iterable[str] = (),
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    allow: Names = (),
     near: float | None = None,
     replay: bool = True,
 ) -> OverflowResult:
@@ -51,8 +51,7 @@ def find_overflow(
 
     NoData when the run holds neither statistics nor values, NotFound for a step or rank that is not there.
     """
-    if near is not None and not near > 1:
-        raise SettingsError(f"near is {near!r}; it is a factor greater than 1.")
+    chosen = OverflowSettings.of(steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
     if not isinstance(path, Run):
         folder = Path(path)
         if folder.is_dir() and any(folder.glob("overflow.rank*.json")):
@@ -61,30 +60,27 @@ def find_overflow(
             path = open_run(folder)
         except RunNotFound as error:
             raise RunNotFound(f"{error}\n  Nor does it hold the findings of an overflow watch.") from None
-    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
-    return OverflowResult(_Search(path, allowed, near, replay).report(steps, ranks))
+    return OverflowResult(_Search(path, chosen).report())
 
 
 class _Search:
     """Goes through a run."""
 
-    def __init__(self, run: Run, allow: tuple[str, ...], near: float | None, replay: bool) -> None:
-        self._run, self._allow, self._near, self._replay = run, allow, near, replay
+    def __init__(self, run: Run, chosen: OverflowSettings) -> None:
+        self._run, self._allow, self._near, self._replay = run, chosen.allow, chosen.near, chosen.replay
+        self._steps, self._ranks = chosen.steps, chosen.ranks
         self._ledgers: dict[int, Ledger] = {}
         self._notes: Counter[str] = Counter()
         self._calls = self._slots = self._known = 0
 
-    def report(self, steps: Any, ranks: Any) -> OverflowReport:
+    def report(self) -> OverflowReport:
         run = self._run
-        wanted = [
-            None if given is None else parse_numbers(given, key) for given, key in ((steps, "steps"), (ranks, "ranks"))
-        ]
-        for step in wanted[0] or ():
+        for step in self._steps or ():
             run.segments(step)
-        for rank in wanted[1] or ():
+        for rank in self._ranks or ():
             run.segments(rank=rank)
         for step, rank in run.segments():
-            if (wanted[0] is None or step in wanted[0]) and (wanted[1] is None or rank in wanted[1]):
+            if (self._steps is None or step in self._steps) and (self._ranks is None or rank in self._ranks):
                 ledger = self._ledgers.setdefault(rank, Ledger(self._allow))
                 _Rank(self, ledger, step, rank).go()
         if self._slots and not self._known:

@@ -7,11 +7,9 @@ raised but TrainingStopped, when it was asked for.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from tensorprobe.arguments import Tensors
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model import Coverage
 from tensorprobe.model.overflow import Arrival, Birth, NearLimit, OverflowReport
-from tensorprobe.settings import demand_known, parse_bytes
 from tensorprobe.taps.probe import Probe
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.taps.sinks import Second, Taker
@@ -34,6 +31,7 @@ from tensorprobe.watches.overflow.registrar import Registrar
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, report_path, ring_path, write_report
 from tensorprobe.watches.overflow.ring import RingFile
 from tensorprobe.watches.overflow.rules import MOVERS, Seen
+from tensorprobe.watches.overflow.settings import OverflowSettings
 from tensorprobe.watches.overflow.tensors import facts_of
 
 MOST_BIRTHS = 100
@@ -46,52 +44,39 @@ class OverflowWatch:
         self,
         model: Any = None,
         *,
-        out: str | os.PathLike[str] | None = None,
-        stop_after: int | None = None,
-        allow: str | Iterable[str] = (),
-        near: float | None = None,
-        ring: int = 64,
-        under_scaler: bool = False,
-        saturation: bool = True,
-        status: bool = True,
-        keep: str | Iterable[str] = (),
-        keep_bytes: int | str = "64M",
-        replay: bool = True,
         on_birth: Callable[[BornCall], None] | None = None,
         stop_with: Callable[[], Exception] | None = None,
-        overwrite: bool = False,
-        steps: Any = None,
-        ranks: Any = None,
         rank: int | None = None,
         steps_by: str = "optimizer",
         ways: Any = None,
+        **settings: Any,
     ) -> None:
-        _check(stop_after, near, ring)
-        self.out = None if out is None else Path(out)
+        chosen = OverflowSettings.of(**settings)
+        self.out = None if chosen.out is None else Path(chosen.out)
         self.rank = find_rank() if rank is None else rank
-        self._stop_after, self._replay, self._on_birth = stop_after, replay, on_birth
-        self._model, self._overwrite, self._ring_rows = model, overwrite, ring
+        self._stop_after, self._replay, self._on_birth = chosen.stop_after, chosen.replay, on_birth
+        self._model, self._overwrite, self._ring_rows = model, chosen.overwrite, chosen.ring
         self._stop_with = stop_with
         self._notes: Counter[str] = Counter()
         self._births = 0
         self._ring: RingFile | None = None
         self._closed = False
-        self._ledger = Ledger(_names(allow, "allow"), most=MOST_BIRTHS)
+        self._ledger = Ledger(chosen.allow, most=MOST_BIRTHS)
         self._registrar = Registrar(
             self._ledger,
             rank=self.rank,
-            keep_bytes=parse_bytes(keep_bytes, "keep_bytes"),
-            near=near,
-            under_scaler=under_scaler,
+            keep_bytes=chosen.keep_bytes,
+            near=chosen.near,
+            under_scaler=chosen.under_scaler,
             on_new=self._settle,
         )
         self._make_looker = partial(
-            OverflowLooker, near=near, saturation=saturation, status=status, keep=_names(keep, "keep")
+            OverflowLooker, near=chosen.near, saturation=chosen.saturation, status=chosen.status, keep=chosen.keep
         )
         self._sink = _OverflowSink(self)
         self._probe = Probe(
-            self.out or "overflow", model=model, rank=self.rank, sink=self._sink, steps=steps, ranks=ranks, steps_by=steps_by,
-            stacks=False, ways=ways,
+            self.out or "overflow", model=model, rank=self.rank, sink=self._sink, steps=chosen.steps, ranks=chosen.ranks,
+            steps_by=steps_by, stacks=False, ways=ways,
         )  # fmt: skip
 
     def start(self) -> OverflowWatch:
@@ -291,17 +276,6 @@ class _FactsTaker:
         return []
 
 
-def overflow(model: Any = None, **settings: Any) -> OverflowWatch:
-    """A watch over everything inside the `with`; see OverflowWatch for the settings."""
-    if isinstance(model, (str, os.PathLike)):
-        raise SettingsError(
-            f"tensorprobe.overflow watches a training; the first argument is its model, not {os.fspath(model)!r}. "
-            "For a recorded run: the command tensorprobe overflow RUN."
-        )
-    demand_known(settings, list(signature(OverflowWatch).parameters)[1:])
-    return OverflowWatch(model, **settings)
-
-
 def _prepare(out: Path, rank: int, overwrite: bool) -> Path:
     """Make the folder; where the ring goes. RunExists when it holds the findings of another watch."""
     if report_path(out, rank).exists() and not overwrite:
@@ -311,23 +285,3 @@ def _prepare(out: Path, rank: int, overwrite: bool) -> Path:
     except OSError as error:
         raise SettingsError(f"nothing can be written to out {str(out)!r}: {error.strerror}.") from None
     return ring_path(out, rank)
-
-
-def _check(stop_after: int | None, near: float | None, ring: int) -> None:
-    if stop_after is not None and (not isinstance(stop_after, int) or stop_after < 1):
-        raise SettingsError(
-            f"stop_after is {stop_after!r}; it must be a number of births, at least 1, or None to go on."
-        )
-    if near is not None and not near > 1:
-        raise SettingsError(
-            f"near is {near!r}; it is a factor greater than 1: near=2 tells of outputs beyond half of the limit."
-        )
-    if not isinstance(ring, int) or not 1 <= ring <= 1 << 20:
-        raise SettingsError(f"ring is {ring!r}; it is how many of the last calls are kept, from 1 to {1 << 20}.")
-
-
-def _names(given: str | Iterable[str], key: str) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(name, str) and name for name in names):
-        raise SettingsError(f"{key} takes names of ops, calls or modules, with globs; got {given!r}.")
-    return names
