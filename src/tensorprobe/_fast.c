@@ -48,6 +48,16 @@ typedef struct {
 
 static PyObject *s_dtype, *s_is_cpu, *s_shape, *s_requires_grad, *s_pieces;
 
+/* Addresses are asked for without a right to write, which leaves a lazy clone shared; before torch 2.13 there is only data_ptr. */
+static PyObject *find_method(PyObject *tensor_type, int method) {
+    PyObject *found = PyObject_GetAttrString(tensor_type, method_names[method]);
+    if (found == NULL && method == CONST_DATA_PTR && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttrString(tensor_type, "data_ptr");
+    }
+    return found;
+}
+
 static void drop_context(Context *c) {
     Py_XDECREF(c->tensor_type);
     Py_XDECREF(c->parameter_type);
@@ -100,7 +110,7 @@ static int fill_context(Context *c, PyObject *tensor, PyObject *parameter, PyObj
     c->dtypes = PyDict_Copy(dtypes); /* its rows are borrowed below: nobody else may take one away */
     if (c->dtypes == NULL || check_dtypes(c->dtypes) || check_owner(owner)) return -1;
     for (int i = 0; i < STRIDE; i++) { /* strides are asked for by the scanner only */
-        c->methods[i] = PyObject_GetAttrString(tensor, method_names[i]);
+        c->methods[i] = find_method(tensor, i);
         if (c->methods[i] != NULL) continue;
         PyErr_Format(PyExc_TypeError, "the tensor type has no method %s", method_names[i]);
         return -1;
@@ -333,7 +343,7 @@ static int fill_scanner(Scanner *scanner, PyObject *tensor, PyObject *parameter,
     c->dtypes = PyDict_New(); /* dtype -> number of its row here */
     if (c->dtypes == NULL) return -1;
     for (int i = 0; i < METHODS; i++)
-        if ((c->methods[i] = PyObject_GetAttrString(tensor, method_names[i])) == NULL) return -1;
+        if ((c->methods[i] = find_method(tensor, i)) == NULL) return -1;
     while (PyDict_Next(dtypes, &at, &key, &row)) {
         long long code;
         unsigned long long alarm;

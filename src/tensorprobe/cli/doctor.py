@@ -85,10 +85,12 @@ def _loops() -> str:
 def _devices() -> list[str]:
     try:
         import torch
+
+        from tensorprobe import torch_names
     except ImportError:
         return []
     found = ["cpu"]
-    for name in ("cuda", "xpu", "mps", "mtia", torch._C._get_privateuse1_backend_name()):
+    for name in ("cuda", "xpu", "mps", "mtia", torch_names.extra_device()):
         module = getattr(torch, name, None)
         if module is not None and module.is_available():
             found.append(f"{name} x{module.device_count()}")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorprobe import torch_names
 from tensorprobe.sim import memory
 from tensorprobe.sim.trees import map_tensors, tensors_in
 
@@ -132,7 +133,7 @@ WIDEST = [
     "vdot",
 ]
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_AUTOCAST = torch_names.DispatchKeySet(torch_names.DispatchKey.AutocastPrivateUse1)
 
 
 def register(library: torch.library.Library, name: str) -> None:
@@ -157,7 +158,7 @@ def register(library: torch.library.Library, name: str) -> None:
 
 def _casting(op: Any, choose: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        with torch_names.without_keys(_AUTOCAST):
             dtype = choose(args)
 
             def cast(tensor: Tensor) -> Tensor:

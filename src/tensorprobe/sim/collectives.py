@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.sim import faults, memory
 from tensorprobe.sim.fallback import OBSERVERS
 from tensorprobe.sim.kinds import OpCall
@@ -68,7 +69,7 @@ def _on_host(op: Any) -> Any:
     name = op._schema.name
 
     def run(*args: Any) -> Any:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch_names.no_overrides(), torch.no_grad():
             answers: list[Any] = []
 
             def collective(*values: Any) -> Any:

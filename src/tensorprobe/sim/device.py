@@ -12,26 +12,10 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnsupportedTorch
 from tensorprobe.sim.state import STATE
 
-_NEEDED = (
-    "torch._C._acc.register_python_privateuseone_hook",
-    "torch._C._acc.register_python_privateuseone_device_guard",
-    "torch._C._acc.create_empty_tensor",
-    "torch._C._acc.PrivateUse1Hooks",
-    "torch._C._acc.DeviceGuard",
-    "torch._C._to_dlpack",
-    "torch._C._from_dlpack",
-    "torch._C._get_privateuse1_backend_name",
-    "torch._C._ExcludeDispatchKeyGuard",
-    "torch._C._AutoDispatchBelowAutograd",
-    "torch._C._current_autograd_node",
-    "torch._C._should_allow_numbers_as_tensors",
-    "torch._C._autograd._get_sequence_nr",
-    "torch.autograd.graph._engine_run_backward",
-    "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
-)
 # Composite C++ kernels would answer for these before the fallback is asked; whole ops are faster and can be made
 # faulty by name.
 _WHOLE_OPS = (
@@ -62,7 +46,7 @@ def enable(name: str) -> None:
             f"the simulated device is already called {STATE.name!r} in this process; it cannot be renamed to {name!r}."
         )
     _check_torch()
-    taken = torch._C._get_privateuse1_backend_name()
+    taken = torch_names.extra_device()
     if taken != "privateuseone":
         raise SettingsError(
             f"another extension already registered the device {taken!r} in this process; "
@@ -91,33 +75,19 @@ def _check_engine(name: str) -> None:
 
 
 def _check_torch() -> None:
-    missing = [name for name in _NEEDED if not _exists(name)]
-    if missing:
+    if torch_names.accelerator_parts is None or torch_names.setup_python_backend is None:
         raise UnsupportedTorch(
-            f"the simulated device needs private parts of torch that {torch.__version__} lacks: {', '.join(missing)}. "
-            "It is known to work with torch 2.13."
+            f"the simulated device needs torch {torch_names.SIMULATED_SINCE} or newer; this is {torch.__version__}. "
+            "An older torch cannot register a device that is written in Python."
         )
 
 
-def _exists(dotted: str) -> bool:
-    import torch.utils.backend_registration
-
-    value: Any = torch
-    for part in dotted.split(".")[1:]:
-        value = getattr(value, part, None)
-    return value is not None
-
-
 def _register(name: str) -> None:
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
     from tensorprobe.sim import autocast, collectives, fallback, guard, memory, modules
     from tensorprobe.sim.namespace import device_module
 
     hooks, device_guard = guard.make_hooks_and_guard()
-    _setup_privateuseone_for_python_backend(
-        name, backend_module=device_module(name), hook=hooks, device_guard=device_guard
-    )
+    torch_names.setup_python_backend(name, backend_module=device_module(name), hook=hooks, device_guard=device_guard)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(fallback.run_op, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -135,7 +105,7 @@ def _register(name: str) -> None:
             aten.impl(op._name.removeprefix("aten::"), _bound(fallback.run_op, op), "PrivateUse1")
         if not torch.backends.cuda.is_built():
             # Nothing in this process can pin memory any more; torch's own message would speak of C++ interfaces.
-            aten.impl("_pin_memory", _bound(fallback.run_op, torch.ops.aten._pin_memory.default), "CPU")
+            aten.impl("_pin_memory", _bound(fallback.run_op, _aten("_pin_memory")), "CPU")
         autocast.register(aten, name)
         _libraries.append(collectives.register(name))
     memory.install_storage_methods(name)
@@ -151,9 +121,9 @@ def _whole_ops() -> list[Any]:
     The composite ones of the foreach family loop over single tensors, those of structured ops allocate and call the
     out= form: asked whole, an op is one call, as on a real device, and can be made faulty by its name.
     """
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    has_kernel = torch_names.has_kernel
     whole = [_aten(name) for name in (*_WHOLE_OPS, *_BELOW_MODES)]
-    for qualified in torch._C._dispatch_get_all_op_names():
+    for qualified in torch_names.all_op_names():
         if not qualified.startswith("aten::") or qualified.endswith("out"):
             continue
         structured = has_kernel(qualified, "CompositeExplicitAutogradNonFunctional") and has_kernel(qualified, "CPU")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorprobe import torch_names
 from tensorprobe.sim import faults, memory
 from tensorprobe.sim.kinds import OpCall
 from tensorprobe.sim.overflow import FLAG, all_finite
@@ -36,8 +37,8 @@ _HOST = torch.device("cpu")
 _DEPTH_LIMIT = 60
 _depth = threading.local()
 _random_lock = threading.RLock()
-_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastPrivateUse1
+_AUTOCAST_KEYS = torch_names.DispatchKeySet(torch_names.DispatchKey.AutocastCPU) | torch_names.DispatchKeySet(
+    torch_names.DispatchKey.AutocastPrivateUse1
 )
 _plans: dict[Any, Plan] = {}
 
@@ -50,9 +51,9 @@ def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     _depth.value = depth + 1
     try:
         with (
-            torch._C.DisableTorchFunction(),
-            torch._C._AutoDispatchBelowAutograd(),
-            torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+            torch_names.no_overrides(),
+            torch_names.below_autograd(),
+            torch_names.without_keys(_AUTOCAST_KEYS),
         ):
             plan = _plans.get(op)
             if plan is None:
@@ -244,7 +245,7 @@ def _hosted(value: Any) -> Any:
 
 
 def _host_for(device: torch.device) -> torch.device:
-    if device.type != torch._C._get_privateuse1_backend_name():
+    if device.type != torch_names.extra_device():
         return device
     if device.index:
         raise RuntimeError(
@@ -264,7 +265,7 @@ def _refuse_mixed_devices(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, A
     tensors = tensors_in(args) + tensors_in(list(kwargs.values()))
     stray = [tensor for tensor in tensors if tensor.is_cpu and tensor.dim()]
     if stray and len(stray) < len(tensors):
-        name = torch._C._get_privateuse1_backend_name()
+        name = torch_names.extra_device()
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but {plan.name} got tensors on {name}:0 and on cpu "
             f"(a cpu tensor of shape {list(stray[0].shape)})"

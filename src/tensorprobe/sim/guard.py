@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from tensorprobe import torch_names
 
 # Calling any function of the C API through ctypes raises whatever exception is pending in this thread.
 _surface_pending = ctypes.pythonapi.Py_IsInitialized
@@ -23,9 +23,9 @@ _lost: deque[BaseException] = deque(maxlen=16)
 
 def make_hooks_and_guard() -> tuple[Any, Any]:
     """The two objects that torch asks; their classes are made here because their bases are private and may be absent."""
-    device_type = torch._C._autograd.DeviceType.PrivateUse1
+    device_type = torch_names.DeviceType.PrivateUse1
 
-    class Hooks(torch._C._acc.PrivateUse1Hooks):
+    class Hooks(torch_names.accelerator_parts.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -35,7 +35,7 @@ def make_hooks_and_guard() -> tuple[Any, Any]:
         def is_built(self) -> bool:
             return True
 
-    class Guard(torch._C._acc.DeviceGuard):
+    class Guard(torch_names.accelerator_parts.DeviceGuard):
         def type_(self) -> Any:
             try:
                 _surface_pending()
@@ -48,9 +48,7 @@ def make_hooks_and_guard() -> tuple[Any, Any]:
 
 def install() -> None:
     """Let exceptions of hooks reach the caller of backward."""
-    wrapped = _raising_lost(torch.autograd.graph._engine_run_backward)
-    torch.autograd.graph._engine_run_backward = wrapped
-    torch.autograd._engine_run_backward = wrapped
+    torch_names.replace_engine_entry(_raising_lost)
 
 
 def _raising_lost(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
+
 aten = torch.ops.aten
 
 _DLPACK_CPU = 1
 _DLPACK_EXTENSION = 12  # what torch maps to PrivateUse1
-CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+CPU_KEYS = torch_names.DispatchKeySet(torch_names.DispatchKey.CPU)
 
 
 class _DlDevice(ctypes.Structure):
@@ -41,16 +43,16 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 def _relabelled(tensor: torch.Tensor, device_code: int) -> torch.Tensor:
     """A tensor over the same memory that says it lives on the device with that DLPack code."""
-    capsule = torch._C._to_dlpack(tensor)
+    capsule = torch_names.to_dlpack(tensor)
     head = _DlTensorHead.from_address(_capsule_pointer(capsule, b"dltensor"))
     head.device.type = device_code
     head.device.index = 0
-    return torch._C._from_dlpack(capsule)
+    return torch_names.from_dlpack(capsule)
 
 
 def is_device(tensor: torch.Tensor) -> bool:
     """Whether the tensor lives on the simulated device."""
-    return not tensor.is_cpu and tensor.device.type == torch._C._get_privateuse1_backend_name()
+    return not tensor.is_cpu and tensor.device.type == torch_names.extra_device()
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +67,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj():
         return to_host(aten._conj.default.redispatch(CPU_KEYS, tensor)).conj()
     if tensor.is_neg():
-        return torch._neg_view(to_host(aten._neg_view.default.redispatch(CPU_KEYS, tensor)))
+        return aten._neg_view.default(to_host(aten._neg_view.default.redispatch(CPU_KEYS, tensor)))
     return _relabelled(tensor, _DLPACK_CPU)
 
 
@@ -124,7 +126,7 @@ def _storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """A CPU uint8 tensor over the bytes of a device storage."""
     if not storage.nbytes():
         return torch.empty(0, dtype=torch.uint8)
-    empty = torch._C._acc.create_empty_tensor([0], torch.uint8)
+    empty = torch_names.accelerator_parts.create_empty_tensor([0], torch.uint8)
     whole = aten.set_.source_Storage_storage_offset.redispatch(CPU_KEYS, empty, storage, 0, [storage.nbytes()], [1])
     return to_host(whole)
 
@@ -147,7 +149,7 @@ def install_storage_methods(name: str) -> None:
 
     def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         def without_overrides(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
+            with torch_names.no_overrides(), torch_names.below_autograd():
                 return method(*args, **kwargs)
 
         return without_overrides

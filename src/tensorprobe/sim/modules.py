@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorprobe import torch_names
+
 
 def install_module_moves(name: str) -> None:
     """Wrap the three methods that move a module: `to`, `cpu`, and the one called like the device."""
 
     def target_of_to(args: Any, kwargs: Any) -> str | None:
-        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+        device = torch_names.functions_of_nn._parse_to(*args, **kwargs)[0]
         return None if device is None else str(device.type)
 
     targets: dict[str, Callable[[Any, Any], str | None]] = {

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
+
 _REMEMBERED_CALLS = 50_000  # bounds the memory of a long run; backward asks about recent calls only
 
 
 def in_backward() -> bool:
     """Whether the current thread is executing a node of the autograd graph."""
-    return torch._C._current_autograd_node() is not None
+    return torch_names.autograd_node() is not None
 
 
 class ModuleWatch:
@@ -52,7 +54,7 @@ class ModuleWatch:
 
     def path(self) -> str:
         """The path of the module to which the op now running belongs; empty outside of modules."""
-        node = torch._C._current_autograd_node()
+        node = torch_names.autograd_node()
         if node is not None:
             return self._path_of_number(node._sequence_nr())
         stack = self._stack()
@@ -74,13 +76,13 @@ class ModuleWatch:
         if not stack:
             self._local.paths = _paths_in(module)
         path = self._local.paths.get(id(module), stack[-1][1] if stack else "")
-        stack.append((torch._C._autograd._get_sequence_nr(), path))
+        stack.append((torch_names.sequence_number(), path))
 
     def _leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         stack = self._stack()
         if stack:
             start, path = stack.pop()
-            self._spans.append((start, torch._C._autograd._get_sequence_nr(), path))
+            self._spans.append((start, torch_names.sequence_number(), path))
 
 
 def _paths_in(root: torch.nn.Module) -> dict[int, str]:

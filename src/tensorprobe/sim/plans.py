@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
+
 # Kernels of these read and write sizes, strides and flags only: the CPU kernel serves a device tensor as it is.
 _METADATA_ONLY = {
     "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::_conj", "aten::_neg_view",
@@ -73,9 +75,9 @@ def make_plan(op: Any) -> Plan:
 
 
 def _number_positions(schema: Any) -> tuple[int, ...]:
-    if torch._C._should_allow_numbers_as_tensors(schema.name.partition("::")[2]):
+    if torch_names.takes_numbers(schema.name.partition("::")[2]):
         return ()
-    return tuple(i for i, argument in enumerate(schema.arguments) if isinstance(argument.type, torch._C.TensorType))
+    return tuple(i for i, argument in enumerate(schema.arguments) if isinstance(argument.type, torch_names.TensorType))
 
 
 def _argument_returned(schema: Any, returned: Any) -> tuple[int, str] | None:

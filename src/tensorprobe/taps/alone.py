@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_result
@@ -30,8 +29,6 @@ _PLAIN = (
     int, float, complex, str, bytes, type(None), type(...), enum.Enum, torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Size, numpy.generic, numpy.ndarray,
 )  # fmt: skip
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-"""Whether hooks on saved tensors are on; torch can say it since 2.8."""
 _NOT_A_TENSOR = "is not of tensor type and cannot be automatically derived"
 
 Gradients = Sequence[numpy.ndarray[Any, Any]]
@@ -64,7 +61,7 @@ class Alone:
 class AloneRun:
     """Carries out an `Alone` for a session, once. `dispatch` sees the ATen calls of the backward, and nothing else does."""
 
-    def __init__(self, alone: Alone, session: Session, dispatch: TorchDispatchMode | None) -> None:
+    def __init__(self, alone: Alone, session: Session, dispatch: torch_names.DispatchMode | None) -> None:
         self._alone = alone
         self._session = session
         self._dispatch = dispatch
@@ -258,7 +255,7 @@ def _fitting(result: Any, outputs: list[torch.Tensor], given: Gradients) -> list
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Modes and tensor classes of the user do not see what is done inside; gradients are followed."""
-    with torch_names.no_overrides(), _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+    with torch_names.no_overrides(), torch_names.no_modes(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -271,7 +268,7 @@ def private_graph() -> Iterator[None]:
     here, and is no reason to stop.
     """
     hides: AbstractContextManager[Any] = contextlib.nullcontext()
-    if _top_hooks is None or _top_hooks(True) is not None:
+    if torch_names.top_saved_tensor_hooks is None or torch_names.top_saved_tensor_hooks(True) is not None:
         hides = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
     caching = torch.is_autocast_cache_enabled()
     with hides, torch.autograd.set_detect_anomaly(False):
@@ -285,20 +282,20 @@ def private_graph() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_autocast(device_types: set[str]) -> Iterator[None]:
     """A backward is run outside of autocast, as torch recommends; the call it belongs to may be inside."""
-    enabled = [device_type for device_type in device_types if torch.is_autocast_enabled(device_type)]
+    enabled = [device_type for device_type in device_types if torch_names.is_autocast_on(device_type)]
     try:
         for device_type in enabled:
-            torch.set_autocast_enabled(device_type, False)
+            torch_names.set_autocast(device_type, False)
         yield
     finally:
         for device_type in enabled:
-            torch.set_autocast_enabled(device_type, True)
+            torch_names.set_autocast(device_type, True)
 
 
 def _get_random_state(device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return torch.get_rng_state()
-    module = torch.get_device_module(device)
+    module = torch_names.device_module(device)
     state: torch.Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
     return state
 
@@ -309,4 +306,4 @@ def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
     elif device.type == "mps":
         torch.mps.set_rng_state(state)
     else:
-        torch.get_device_module(device).set_rng_state(state, device)
+        torch_names.device_module(device).set_rng_state(state, device)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_aten
 from tensorprobe.taps.session import NODE_KEY, Header, Origin, Session
 
 
-class DispatchTap(TorchDispatchMode):
+class DispatchTap(torch_names.DispatchMode):
     """Records ATen calls for a session."""
 
     def __init__(self, session: Session) -> None:

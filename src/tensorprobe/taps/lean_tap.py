@@ -279,8 +279,8 @@ def _nodes_since(start: int, roots: Iterable[Any]) -> set[Any]:
 
 def _written(func: Any, plan: Plan) -> tuple[Place, ...]:
     """The arguments that a function changes whenever it is called."""
-    if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        overload = func if isinstance(func, torch._ops.OpOverload) else getattr(func, func.overloads()[0])
+    if isinstance(func, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
+        overload = func if isinstance(func, torch_names.OpOverload) else getattr(func, func.overloads()[0])
         return tuple(
             place
             for number, argument in enumerate(overload._schema.arguments)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import get_worker_info
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from tensorprobe.torch_names import LoaderIterator
 
 
 class LoaderTap:
@@ -40,19 +41,19 @@ class LoaderTap:
         """Watch all loaders, also those whose iteration has begun."""
         if self._wrapper is not None:
             return
-        original = _BaseDataLoaderIter.__next__
+        original = LoaderIterator.__next__
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:
             return original(iterator) if self._wrapper is None else self._next(iterator, original)
 
         self._original, self._wrapper = original, __next__
-        _BaseDataLoaderIter.__next__ = __next__
+        LoaderIterator.__next__ = __next__
 
     def remove(self) -> None:
         """Watch them no more. Where another wrapper stands around ours, ours stays and passes everything through."""
-        if self._wrapper is not None and _BaseDataLoaderIter.__next__ is self._wrapper:
-            _BaseDataLoaderIter.__next__ = self._original
+        if self._wrapper is not None and LoaderIterator.__next__ is self._wrapper:
+            LoaderIterator.__next__ = self._original
         self._wrapper = self._counted = None
 
     def _next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorprobe import torch_names
 
@@ -20,7 +19,7 @@ from tensorprobe import torch_names
 class ModeStack:
     """The modes of one probe: one of each kind, or none. `install` and `remove` are for the calling thread."""
 
-    def __init__(self, function: TorchFunctionMode | None, dispatch: TorchDispatchMode | None) -> None:
+    def __init__(self, function: TorchFunctionMode | None, dispatch: torch_names.DispatchMode | None) -> None:
         self._function = function
         self._dispatch = dispatch
         self._original_run: Any = None
@@ -144,7 +143,7 @@ def _lifted_dispatch_modes() -> Iterator[list[Any]]:
             torch_names.push_dispatch_mode(mode)
 
 
-def _remove_dispatch(dispatch: TorchDispatchMode) -> None:
+def _remove_dispatch(dispatch: torch_names.DispatchMode) -> None:
     above: list[Any] = []
     while torch_names.dispatch_modes():
         mode = torch_names.pop_dispatch_mode()

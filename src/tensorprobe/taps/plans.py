@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch.overrides import resolve_name
 
+from tensorprobe import torch_names
 from tensorprobe.arguments import changed_arguments
 from tensorprobe.taps.override_free import COMPOSITES, ENGINES
 
@@ -113,7 +114,7 @@ def _canonical(full: str) -> str | None:
 
 def _full_name(func: Any, name: str) -> str | None:
     """A dotted name that starts with where the function is at home; None for what is no public function."""
-    if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(func, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
         return str(func) if func.__module__ is None or "." in str(func) else f"{func.__module__}.{name}"
     module = getattr(func, "__module__", None) or ""
     if module.startswith("torch.distributed"):
@@ -125,7 +126,7 @@ def _full_name(func: Any, name: str) -> str | None:
         getattr(torch, name, None) is func
     ):  # torch leaves its private functions, such as _foreach_add, out of its own list
         return f"torch.{name}"
-    if getattr(torch._C._nn, name, None) is func:
+    if getattr(torch_names.functions_of_nn, name, None) is func:
         return f"torch._C._nn.{name}"
     home = module.split(".")[0] or "torch"
     return f"{home}.{name}" if name else None

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
+
 
 def find_rank() -> int:
     """The rank torch.distributed has, else the one the launcher gave, else 0."""
@@ -34,11 +36,8 @@ def coordinates() -> dict[str, int]:
     """Where this rank stands in the mesh of its training, by dimension; empty when there is none."""
     if not _distributed():
         return {}
-    from torch.distributed.device_mesh import _mesh_resources
-
-    mesh = getattr(_mesh_resources, "get_current_mesh", None)
     try:
-        current = mesh() if mesh is not None else None
+        current = torch_names.current_mesh()
         place = None if current is None else current.get_coordinate()
         names = () if current is None else current.mesh_dim_names or ()
     except RuntimeError:  # torch has no current mesh outside of a `with mesh:`

@@ -30,7 +30,7 @@ class RecomputeTap:
         forward, backward = function.__dict__["forward"], function.__dict__["backward"]
         self._replace(function, "forward", staticmethod(self._remembering(forward.__func__)))
         self._replace(function, "backward", staticmethod(self._repeating(backward.__func__)))
-        frame = checkpoint._CheckpointFrame
+        frame = torch_names.CheckpointFrame
         self._replace(frame, "__init__", self._frame_init(frame.__init__))
 
     def remove(self) -> None:

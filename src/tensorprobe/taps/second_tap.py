@@ -1,11 +1,10 @@
-"""The ATen level for a sink that does calls a second time: a TorchDispatchMode that asks it before and after each of them."""
+"""The ATen level for a sink that does calls a second time: a torch_names.DispatchMode that asks it before and after each of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from tensorprobe import torch_names
 from tensorprobe.errors import TrainingStopped
@@ -14,7 +13,7 @@ from tensorprobe.taps.session import Header, Session
 from tensorprobe.taps.sinks import Second
 
 
-class SecondTap(TorchDispatchMode):
+class SecondTap(torch_names.DispatchMode):
     """Watches ATen calls for a `Second`. What that raises is counted and never reaches the training."""
 
     def __init__(self, session: Session, second: Second) -> None:
@@ -37,7 +36,7 @@ class SecondTap(TorchDispatchMode):
             session.pass_by_tracing()
             return func(*args, **kwargs)
         if types and not _PLAIN.issuperset(types):
-            if any(map(is_traceable_wrapper_subclass_type, types)):
+            if any(map(torch_names.is_wrapper_class, types)):
                 return NotImplemented  # it does its own dispatch: what it makes of the call comes here again
             return func(*args, **kwargs)
         state.busy = True

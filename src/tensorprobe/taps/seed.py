@@ -7,6 +7,7 @@ import random
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError
 
 _DETERMINISTIC_ENVIRONMENT = {
@@ -50,7 +51,7 @@ def _seed_numpy(seed: int) -> None:
 def _device_modules() -> list[object]:
     """The module of each device type that is there: torch.cuda, torch.npu, torch.xpu, torch.mps."""
     modules = []
-    for name in ("cuda", "xpu", "mps", "mtia", torch._C._get_privateuse1_backend_name()):
+    for name in ("cuda", "xpu", "mps", "mtia", torch_names.extra_device()):
         module = getattr(torch, name, None)
         available = getattr(module, "is_available", None)
         if callable(available) and available():

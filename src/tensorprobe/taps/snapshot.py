@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
@@ -40,7 +39,7 @@ def quiet() -> Iterator[None]:
     """Torch calls inside are seen by nobody and leave no trace in any graph."""
     with torch_names.no_overrides(), torch.no_grad():
         if torch_names.dispatch_modes():
-            with _disable_current_modes():
+            with torch_names.no_modes():
                 yield
         else:
             yield
@@ -105,7 +104,7 @@ class Snapshots:
                 slot, copy = self._take_one(name, tensor, but, reason)
                 if copy is not None:
                     places.append(len(slots))
-                    copies.append((copy.const_data_ptr(), copy.nbytes, _DTYPES[copy.dtype][1]))
+                    copies.append((torch_names.address_of(copy), copy.nbytes, _DTYPES[copy.dtype][1]))
                     kept.append(copy)
                 slots.append(slot)
             except (
@@ -185,7 +184,7 @@ def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Te
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether its address is one. Where the storage has no memory it is only the offset, and reading there ends the process."""
-    return bool(tensor.const_data_ptr() != tensor.storage_offset() * tensor.itemsize)
+    return bool(torch_names.address_of(tensor) != tensor.storage_offset() * tensor.itemsize)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | str:
@@ -197,7 +196,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | str:
     kind = type(tensor).__name__
     if kind == "AsyncCollectiveTensor":
         return "collective still under way"
-    if kind in ("FakeTensor", "FunctionalTensor") or torch._is_functional_tensor(tensor):
+    if kind in ("FakeTensor", "FunctionalTensor") or torch_names.is_functional_tensor(tensor):
         return f"{kind}, has no values"
     if getattr(tensor, "is_nested", False):
         return "nested tensor"

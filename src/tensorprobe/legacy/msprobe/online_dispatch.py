@@ -27,7 +27,6 @@ from tensorprobe.watches.online.workers import Workers
 
 DUMP_MODES = ("all", "list", "auto", "OFF")
 _BUDGET_BYTES = 1 << 30
-_all_op_names: Any = torch_names.need("_C._dispatch_get_all_op_names")
 
 
 class PtdbgDispatch:
@@ -98,7 +97,11 @@ def _read_ops(dump_mode: str, api_list: Any) -> frozenset[str]:
         )
     for name in api_list:
         if not isinstance(name, str) or not _is_op(name):
-            known = {full.removeprefix("aten::").partition(".")[0] for full in _all_op_names() if full[:6] == "aten::"}
+            known = {
+                full.removeprefix("aten::").partition(".")[0]
+                for full in torch_names.all_op_names()
+                if full[:6] == "aten::"
+            }
             close = ", ".join(nearest(str(name).partition(".")[0], sorted(known)))
             raise SettingsError(
                 f"api_list: {name!r} is no ATen op.{f' Nearest: {close}.' if close else ''}\n"
@@ -112,7 +115,7 @@ def _is_op(name: str) -> bool:
     if not base.isidentifier() or base.startswith("__"):
         return False
     packet = getattr(torch.ops.aten, base, None)
-    return isinstance(packet, torch._ops.OpOverloadPacket) and (not overload or overload in packet.overloads())
+    return isinstance(packet, torch_names.OpOverloadPacket) and (not overload or overload in packet.overloads())
 
 
 def _read_tag(tag: Any) -> str | None:

@@ -7,12 +7,18 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.legacy.ptdbg import logger
 from tensorprobe.model.call_name import FAMILIES, CallName, parse_call_name, underscored
 from tensorprobe.pairing.names import canonical_call_name, canonical_op
 
-_HOMES = {"Tensor": torch.Tensor, "Torch": torch, "Functional": torch.nn.functional, "VF": torch._VF}
+_HOMES = {
+    "Tensor": torch.Tensor,
+    "Torch": torch,
+    "Functional": torch.nn.functional,
+    "VF": torch_names.recurrent_functions,
+}
 
 _BOUND_TO_METHODS = frozenset(
     "__add__ __radd__ __sub__ __mul__ __rmul__ __truediv__ __div__ __mod__ __matmul__ __imatmul__ __neg__ __pos__ __abs__ "

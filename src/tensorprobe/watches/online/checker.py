@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.errors import TrainingStopped
 from tensorprobe.model.online import OpCount
 from tensorprobe.taps.session import Header
@@ -16,7 +17,7 @@ from tensorprobe.taps.sinks import Place
 from tensorprobe.watches.online.chain import Chain, Compared
 from tensorprobe.watches.online.lifting import Arguments, CannotLift, demand_numbers, lift, lift_tensor
 from tensorprobe.watches.online.policies import Measures
-from tensorprobe.watches.online.reference import NoReference, Outputs, below_autograd, no_autocast, outputs_of
+from tensorprobe.watches.online.reference import NoReference, Outputs, outputs_of
 from tensorprobe.watches.online.sampling import Sampler
 from tensorprobe.watches.online.schema import NO_OP, RANDOM, OpPlan, plan_op
 from tensorprobe.watches.online.verdict import Case, Judged, decide
@@ -98,7 +99,7 @@ class Checker:
             return None
         precision = self.precision_of(given)
         try:
-            with below_autograd(), no_autocast():
+            with torch_names.below_autograd(), torch_names.no_autocast():
                 lifted = lift(plan, given, precision, copies=bool(self._workers))
                 chained = None if self._chain is None else self._chain.lift(plan, given)
         except CannotLift as error:
@@ -148,7 +149,7 @@ class Checker:
         case = Case(
             func, plan, header.name, header.module, given, lifted, opened.precision, outputs, device == "cpu", device
         )
-        with below_autograd(), no_autocast():
+        with torch_names.below_autograd(), torch_names.no_autocast():
             if not self._workers:
                 self._judge(case, opened)
                 return

@@ -17,8 +17,6 @@ from tensorprobe.watches.online.lifting import Arguments
 from tensorprobe.watches.online.schema import OpPlan
 
 Outputs = dict[str, torch.Tensor]
-below_autograd: Any = torch_names.need("_C._AutoDispatchBelowAutograd")
-no_autocast: Any = torch_names.need("_C._DisableAutocast")
 
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -31,7 +29,7 @@ class NoReference(Exception):
 
 def run(func: Any, plan: OpPlan, given: Arguments) -> Outputs:
     """What the CPU makes of it; NoReference with the reason when it refuses."""
-    with torch_names.no_overrides(), below_autograd(), no_autocast():
+    with torch_names.no_overrides(), torch_names.below_autograd(), torch_names.no_autocast():
         try:
             result = func(*given.args, **given.kwargs)
         except NotImplementedError as error:
@@ -64,9 +62,7 @@ def outputs_of(plan: OpPlan, given: Arguments, result: Any) -> Outputs:
 
 
 def _decomposed(func: Any, plan: OpPlan, given: Arguments, error: NotImplementedError) -> Any:
-    from torch._decomp import decomposition_table
-
-    way = CELLS.get(plan.base) or decomposition_table.get(func)
+    way = CELLS.get(plan.base) or torch_names.decompositions().get(func)
     if way is None:
         raise NoReference(NO_KERNEL) from error
     try:

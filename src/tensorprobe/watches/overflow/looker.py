@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.arguments import flatten_arguments
 from tensorprobe.fast import fast
 from tensorprobe.numerics.native import implementation
@@ -223,7 +224,7 @@ class OverflowLooker:
         with quiet():
             if found.is_cpu:
                 block = found if is_dense(found.shape, found.stride()) else one_block(found)
-                return int(implementation().peak(block.const_data_ptr(), block.numel(), code))
+                return int(implementation().peak(torch_names.address_of(block), block.numel(), code))
             values = torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
             values = values.float() if values.dtype.itemsize == 1 else values
             greatest = float(values.abs().amax())

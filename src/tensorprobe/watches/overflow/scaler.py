@@ -10,6 +10,7 @@ import gc
 import weakref
 from typing import Any
 
+from tensorprobe import torch_names
 from tensorprobe.taps.snapshot import quiet
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.rules import Seen
@@ -60,12 +61,10 @@ class ScalerWait:
 
     def _is_used(self) -> bool:
         """Whether a GradScaler has scaled a loss. Nobody tells us of it: it is looked for among all objects."""
-        from torch.amp.grad_scaler import GradScaler
-
         found = None if self._scaler is None else self._scaler()
         if found is None:
             # By type: asking an object for its class runs code of the object, and may warn.
-            scalers = (each for each in gc.get_objects() if issubclass(type(each), GradScaler))
+            scalers = (each for each in gc.get_objects() if issubclass(type(each), torch_names.GradScaler))
             found = next((each for each in scalers if each.is_enabled() and each._scale is not None), None)
             self._scaler = None if found is None else weakref.ref(found)
         return found is not None

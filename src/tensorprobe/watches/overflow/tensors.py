@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.model.dtypes import DTYPES, DType
 from tensorprobe.numerics.device_summary import device_moments, fetch_moments
 from tensorprobe.numerics.summary import summarize_address
@@ -29,7 +30,7 @@ def facts_of(slot: str, tensor: torch.Tensor) -> Facts | None:
     with quiet():
         if found.is_cpu:
             block = one_block(found)
-            moments = summarize_address(block.const_data_ptr() if block.numel() else 0, block.numel(), dtype)
+            moments = summarize_address(torch_names.address_of(block) if block.numel() else 0, block.numel(), dtype)
         else:
             (moments,) = fetch_moments([device_moments(found)])
     parameter = tensor.requires_grad and tensor.is_leaf
@@ -45,7 +46,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = found
     if tensor.dtype not in FLOATING or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         return None
-    if tensor.is_cpu and tensor.numel() and tensor.const_data_ptr() == tensor.storage_offset() * tensor.itemsize:
+    if tensor.is_cpu and tensor.numel() and torch_names.address_of(tensor) == tensor.storage_offset() * tensor.itemsize:
         return None  # its storage has no memory
     return tensor.detach()
 
