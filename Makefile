@@ -12,7 +12,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
+.PHONY: help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ demo: $(READY) ## train twice, once on a device with a planted fault, and find t
 	@echo "  $(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate --policy seed-2023   what fixed thresholds say"
 	@echo "  $(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate --format md          for a pull request"
 	@echo "  $(BIN)/tensorprobe sim --list                                                              the other faults"
+
+check: lint ## the quick loop: lint, then the tests that start no process of their own
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not process" $(ARGS)
 
 test: lint ## lint, then all tests
 ifdef ARGS

@@ -98,5 +98,13 @@ def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The simulated device must be there before the first backward of a process: where all run in one, its tests come first."""
+    """Mark the tests that start processes, and put those of the simulated device first.
+
+    The device must be there before the first backward of a process, and stays: its tests need processes of their own.
+    """
+    from tests.processes import starts_process
+
     items.sort(key=lambda item: "sim" not in item.path.parts)
+    for item in items:
+        if "sim" in item.path.parts or starts_process(item):
+            item.add_marker("process")

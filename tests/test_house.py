@@ -269,7 +269,7 @@ def _installs(node: ast.AST, origins: dict[str, str]) -> str | None:
     if isinstance(node, ast.ClassDef):
         bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         return f"class {node.name} is a mode" if bases & MODES else None
-    if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.meta_path":
+    if isinstance(node, ast.Attribute) and node.attr == "meta_path":
         return "sys.meta_path"
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
         target = ast.unparse(node)

@@ -172,6 +172,7 @@ def test_structure_has_names_parents_and_stacks(tmp_path: Path) -> None:
     assert all(slot.summary is None for slot in call.slots)
 
 
+@pytest.mark.process
 def test_run_ut_data_can_be_checked(tmp_path: Path) -> None:
     from tensorprobe import precheck
 

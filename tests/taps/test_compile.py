@@ -114,6 +114,7 @@ def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
     assert torch.equal(result, torch.sin(torch.ones(3)) + 1)
 
 
+@pytest.mark.process
 def test_inductor_compiles_a_whole_graph_while_capture_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
