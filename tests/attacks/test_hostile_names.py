@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tensorprobe.checks import precheck
-from tensorprobe.replay.functions import _REFUSED, _REFUSED_LIBRARIES, CannotReplay, find_op
+from tensorprobe.ops.table import _REFUSED
+from tensorprobe.replay.functions import _REFUSED_LIBRARIES, CannotReplay, find_op
 from tests.builders.runs import call as made_call
 from tests.builders.runs import write
 

@@ -20,7 +20,7 @@ import tensorprobe
 from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.msprobe.cli import run as msprobe
 from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops, read_items
-from tensorprobe.pairing.names import canonical_op
+from tensorprobe.ops.names import canonical_op
 from tensorprobe.record import Run, open_run
 from tensorprobe.sim import npu_ops
 from tests.builders.msprobe import conv_net, write_dump

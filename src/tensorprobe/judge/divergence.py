@@ -18,6 +18,7 @@ from tensorprobe.judge.externals import external_of
 from tensorprobe.model import Level
 from tensorprobe.model.comparison import STATUSES, Divergence, External, Finding, Inputs, Row
 from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, UNMEASURED, VERDICTS, Measured, Opinions
+from tensorprobe.ops import is_collective
 
 MAX_EXTERNALS = 100
 
@@ -68,7 +69,7 @@ class _Step:
     epochs: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        collective = [name.startswith("Distributed.") for name in self.measured.calls.name]
+        collective = [is_collective(name) for name in self.measured.calls.name]
         self.epochs = numpy.cumsum([0, *collective[:-1]]) if collective else numpy.zeros(0, dtype=numpy.int64)
 
     def candidate(self, call: int, finding: Finding | None = None) -> Candidate:
@@ -95,7 +96,7 @@ class _Step:
         return Candidate(
             divergence,
             int(self.epochs[call]),
-            calls.name[call].startswith("Distributed."),
+            is_collective(calls.name[call]),
             (calls.stack[made], calls.candidate_stack[made]),
         )
 
@@ -121,7 +122,7 @@ class _Step:
             input_error=0.0,
             finding=finding,
         )
-        return Candidate(divergence, epoch, finding.call.startswith("Distributed."))
+        return Candidate(divergence, epoch, is_collective(finding.call))
 
 
 def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:

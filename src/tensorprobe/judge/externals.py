@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tensorprobe.model.arguments import ARGUMENTS
 from tensorprobe.model.comparison import External
 from tensorprobe.model.measured import STATISTICS, Measured
+from tensorprobe.ops import argument_name
 
 _PURE = 1e-9
 """With 1 - cosine below this a difference is a scale and nothing else."""
@@ -30,15 +30,6 @@ def external_of(measured: Measured, row: int, call: int) -> External:
         slot=slot,
         detail=_detail(measured, row),
     )
-
-
-def argument_name(op: str, slot: str) -> str:
-    """`weight` for `input.1` of a linear op; empty when nothing is known of the slot."""
-    if slot.startswith("parameters."):
-        return slot.removeprefix("parameters.")
-    if slot.startswith("input.kwargs."):
-        return slot.removeprefix("input.kwargs.")
-    return ARGUMENTS.get(op.rpartition(".")[2], {}).get(slot, "")
 
 
 def _detail(measured: Measured, row: int) -> str:

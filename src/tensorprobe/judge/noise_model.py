@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy
 
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model.dtypes import BY_CODE, EPS
 from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, VALUES, Measured
+from tensorprobe.ops import Trait, traits_of
 
 Array = numpy.ndarray[Any, Any]
 
@@ -139,7 +139,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     """What each row may differ by if it is an output of its call."""
     calls, rows = measured.calls, measured.rows
     call, (group, groups) = rows.call, _groups(measured)
-    families = numpy.array([family_of(op) for op in calls.op], dtype=numpy.int64)
+    traits = numpy.array([traits_of(op) for op in calls.op], dtype=numpy.int64)
     # An ATen call in backward is an op like any other: it has all it works with among its own inputs.
     backward = numpy.array(
         [way == "backward" and level.links_backward for way, level in zip(calls.direction, calls.level, strict=True)],
@@ -150,37 +150,37 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     linked = forward >= 0
     operands.join_forward(forward, linked)
 
-    family, is_backward, has_forward = families[call], backward[call], linked[call]
+    of_call, is_backward, has_forward = traits[call], backward[call], linked[call]
 
-    def has(trait: Family) -> Array:
-        return numpy.asarray((family & trait) != 0)
+    def has(trait: Trait) -> Array:
+        return numpy.asarray((of_call & trait) != 0)
 
-    product = has(Family.PRODUCT)
-    length = _sum_lengths(measured, errors, operands, group, product, has(Family.REDUCES), is_backward)
+    product = has(Trait.MULTIPLIES)
+    length = _sum_lengths(measured, errors, operands, group, product, has(Trait.REDUCES), is_backward)
     first, second = operands.top(group, is_backward & has_forward)
     size = numpy.where(product | is_backward, first[0] * second[0], 0.0)
     # The result of an exponential says how large it is; its input may hold a mask of any size.
-    by_input = (has(Family.CANCELS | Family.REDUCES) & ~has(Family.EXPONENTIAL)) | is_backward
-    size = numpy.where(product & ~has(Family.EXPONENTIAL), size, numpy.where(by_input, first[0], 0.0))
-    terms = numpy.where(has(Family.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
+    by_input = (has(Trait.CANCELS | Trait.REDUCES) & ~has(Trait.EXPONENTIAL)) | is_backward
+    size = numpy.where(product & ~has(Trait.EXPONENTIAL), size, numpy.where(by_input, first[0], 0.0))
+    terms = numpy.where(has(Trait.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
     product_peak = terms * PEAK * size + first[1] * second[1]
     peak = numpy.where(product, product_peak, numpy.where(by_input, terms * first[1], 0.0))
     jacobian = numpy.where(is_backward & has_forward, operands.steepness[numpy.maximum(forward[call], 0)], 1.0)
     size = numpy.maximum(terms * size * numpy.where(product, 1.0, jacobian), errors.rms)
     peak = numpy.maximum(numpy.maximum(peak * numpy.where(product, 1.0, jacobian), errors.peak), size)
 
-    exact = has(Family.EXACT) & ~is_backward
-    roundings = RESULT_ROUNDINGS * numpy.where(has(Family.COMPOSITE), COMPOSITE_FACTOR, 1.0)
+    exact = has(Trait.MOVES) & ~is_backward
+    roundings = RESULT_ROUNDINGS * numpy.where(has(Trait.COMPOSITE), COMPOSITE_FACTOR, 1.0)
     roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
     peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
     accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
     # Norms of narrow inputs add up the gradients of their weights in that type, in as many parts as there are threads.
-    narrow_sums = is_backward & has(Family.DIVIDES) & has(Family.REDUCES)
+    narrow_sums = is_backward & has(Trait.DIVIDES) & has(Trait.REDUCES)
     accumulator = numpy.where(
         narrow_sums, numpy.maximum(accumulator, operands.roundoff[group] / SUM_FACTOR), accumulator
     )
-    steep = 1 + numpy.where(has(Family.EXPONENTIAL), operands.range[group], 0.0)
-    steep = steep + numpy.where(has(Family.DIVIDES) & has(Family.REDUCES), operands.offset[group], 0.0)
+    steep = 1 + numpy.where(has(Trait.EXPONENTIAL), operands.range[group], 0.0)
+    steep = steep + numpy.where(has(Trait.DIVIDES) & has(Trait.REDUCES), operands.offset[group], 0.0)
     sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * steep
     noise = (
         roundings * errors.roundoff * errors.rms + sums * size,
@@ -189,9 +189,9 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     carried = operands.relative[group]
     gain = GAIN * steep
     explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[group] * peak)
-    jumps = numpy.where(has(Family.JUMPS) & (carried > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
+    jumps = numpy.where(has(Trait.DECIDES) & (carried > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
     divides = numpy.where(
-        has(Family.DIVIDES) | is_backward & has(Family.DIVIDES), GAIN * operands.element_relative[group], 0.0
+        has(Trait.DIVIDES) | is_backward & has(Trait.DIVIDES), GAIN * operands.element_relative[group], 0.0
     )
     ill = numpy.maximum(jumps, divides)
     amplified = (
@@ -202,7 +202,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     numpy.maximum.at(carried_by_call, call, carried)
     all_equal = numpy.ones(len(calls.name), dtype=bool)
     numpy.logical_and.at(all_equal, call, operands.equal[group])
-    once = has(Family.ROUNDED_ONCE) & ~is_backward
+    once = has(Trait.ROUNDED_ONCE) & ~is_backward
     return Allowance(noise, explained, amplified, size, carried_by_call, all_equal, exact, once)
 
 

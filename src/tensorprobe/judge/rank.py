@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 
-from tensorprobe.judge.externals import argument_name
 from tensorprobe.judge.limits import Limits, judge_by_limits
 from tensorprobe.judge.noise_model import Allowance, Errors, allow, errors_of
 from tensorprobe.judge.policy import Policy
@@ -29,6 +28,7 @@ from tensorprobe.model.measured import (
     Measured,
     Opinions,
 )
+from tensorprobe.ops import Trait, argument_name, has
 
 Array = numpy.ndarray[Any, Any]
 
@@ -48,10 +48,6 @@ ORIGIN_ROUNDOFFS = 2.0
 DRIFT_FACTOR = 8.0
 UNINITIALISED = "memory not yet initialised"
 """The note of a result that capture has not recorded because nothing was written to it yet."""
-_PARTIAL_WRITERS = frozenset(
-    "__setitem__ index_copy_ index_put_ index_fill_ index_add_ scatter_ scatter_add_ masked_scatter_ masked_fill_ put_".split()
-)
-"""Ops that write into a part of their first argument and leave the rest as it stood."""
 LATER_STEP_ERROR = 0.05
 """What parameters may differ by, relative, at the start of a later step when the calls that made them were not recorded."""
 
@@ -395,9 +391,9 @@ class _State:
 
     def is_fresh_memory(self, row: int, call: int) -> bool:
         """Whether a differing argument is of the shape of memory that was allocated bare, and is filled in part."""
-        rows, op = self.measured.rows, self.measured.calls.op[call].rpartition(".")[2]
+        rows, op = self.measured.rows, self.measured.calls.op[call]
         fresh = (rows.shapes[0][row], rows.dtype_names[0][row]) in self._fresh
-        return fresh and op in _PARTIAL_WRITERS and self.is_written_to(row, call)
+        return fresh and has(op, Trait.WRITES_PART) and self.is_written_to(row, call)
 
 
 def _against_allowance(measured: Measured, errors: Errors, allowance: Allowance, factor: Array) -> _Judged:

@@ -15,9 +15,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model.dtypes import DTYPES, EPS, HALF, TINY
 from tensorprobe.model.measured import Opinion
+from tensorprobe.ops import Trait, has, traits_of
 
 Figures = Mapping[str, float]
 
@@ -141,7 +141,7 @@ ALONE_TERMS = 4.0
 def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
     """Is the device worse than it must be? Its error against float64, compared with that of the CPU in the same dtype."""
     dev, own = evidence.device, evidence.own
-    moves = evidence.direction == "forward" and bool(family_of(evidence.op) & Family.EXACT)
+    moves = evidence.direction == "forward" and has(evidence.op, Trait.MOVES)
     broken = min(evidence.ideal["nonfinite_different"], dev["nonfinite_different"])
     if moves and (own is None or own["different"] == 0):
         different = evidence.ideal["different"] if own is None else dev["different"]
@@ -160,7 +160,7 @@ def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
             nonfinite,
             *_trends(evidence, max(_noise(evidence, "relative_l2"), ALONE_TREND * eps), tiny),
         ]
-    more = COMPOSITE if family_of(evidence.op) & Family.COMPOSITE else 1.0
+    more = COMPOSITE if has(evidence.op, Trait.COMPOSITE) else 1.0
     norm = max(more * WORSE_NORM * _noise(evidence, "relative_l2"), FLOOR_NORM * eps, _relative(tiny, evidence))
     if evidence.beyond is not None and dev["count"] >= MANY:
         norm = max(ONCE * own["relative_l2"], ONCE_FLOOR * eps, _relative(tiny, evidence))
@@ -185,8 +185,8 @@ def rounds_once(op: str, dtype: str) -> bool:
     A sum in half precision is twice as far off after only eight terms, and still below one unit in the last place. So
     such results are held to one rounding, as a whole and element by element.
     """
-    family = family_of(op)
-    return dtype in HALF and bool(family & Family.PRODUCT) and not family & Family.COMPOSITE
+    traits = traits_of(op)
+    return dtype in HALF and bool(traits & Trait.MULTIPLIES) and not traits & Trait.COMPOSITE
 
 
 def _beyond(evidence: Evidence, rounding: float, tiny: float) -> list[Opinion]:
@@ -268,7 +268,7 @@ def is_right(
     if not seen.different:
         return True
     eps = EPS.get(dtype)
-    if eps is None or not seen.squares_a or family_of(op) & Family.EXACT:
+    if eps is None or not seen.squares_a or traits_of(op) & Trait.MOVES:
         return False
     once = terms is None and rounds_once(op, dtype)
     if terms is None:

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from tensorprobe.ops.names import canonical_op, op_without_prefix, without_prefix
 from tensorprobe.pairing.call_columns import (
     CallFinder,
     Columns,
@@ -37,7 +38,6 @@ from tensorprobe.pairing.call_columns import (
 )
 from tensorprobe.pairing.codes import Column, Mask, dense_both, join, pack_both, remaining
 from tensorprobe.pairing.mapping import NameMap
-from tensorprobe.pairing.names import canonical_op, op_without_prefix, without_prefix
 from tensorprobe.pairing.nearest import Suggestion, Suggestions, nothing_paired_hint
 from tensorprobe.pairing.order import OrderSearch, tokens_from_fine_to_coarse
 from tensorprobe.pairing.sequence import METHODS, Matches, Method

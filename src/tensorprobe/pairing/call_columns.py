@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from tensorprobe.ops.names import CallName, canonical_op, parse_call_name
 from tensorprobe.pairing.codes import Column, Mask, dense, dense_both, occurrences, pack
-from tensorprobe.pairing.names import CallName, canonical_op, parse_call_name
 from tensorprobe.record.run import Entry
 
 _IS_BACKWARD = {"forward": 0, "backward": 1}

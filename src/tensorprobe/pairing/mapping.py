@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tensorprobe.errors import SettingsError, did_you_mean
-from tensorprobe.pairing.names import FAMILIES, CallName, canonical_op, family_of, parse_call_name
+from tensorprobe.ops.names import FAMILIES, CallName, canonical_op, family_of, parse_call_name
 
 _EXAMPLE = "'Functional.silu = NPU.npu_silu'"
 

@@ -21,9 +21,9 @@ from tensorprobe.model import DTYPES, Call, Slot, Summary
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Buckets, Finding, FindingKind
 from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
+from tensorprobe.ops.names import canonical_op
 from tensorprobe.pairing.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
 from tensorprobe.pairing.jobs import Jobs, stored_alike
-from tensorprobe.pairing.names import canonical_op
 from tensorprobe.pairing.reading import CHUNK, CallPair, read_in_step, read_pairs
 from tensorprobe.pairing.rows import RowLists
 from tensorprobe.pairing.structure import Fact, call_facts, lacking_slots, pair_slots, slot_facts

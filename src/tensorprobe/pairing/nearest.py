@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tensorprobe.ops.names import FAMILIES, canonical_op, family_of, level_of, parse_call_name
 from tensorprobe.pairing.call_columns import Detail
-from tensorprobe.pairing.names import FAMILIES, canonical_op, family_of, level_of, parse_call_name
 from tensorprobe.record.run import Entry
 
 if TYPE_CHECKING:

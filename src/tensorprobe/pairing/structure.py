@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.model.arguments import by_place, has_places
 from tensorprobe.model.comparison import FindingKind
+from tensorprobe.ops import has_named_positions, positional_slot
 
 Fact = tuple[FindingKind, str]
 
@@ -28,7 +28,7 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
     pairs = [(slot, by_name.pop(slot.name)) for slot in ours if slot.name in by_name]
     paired = {slot.name for slot, _ in pairs}
     if by_name and len(pairs) < len(ours) and baseline.op == candidate.op:
-        more = _by_place(baseline.op, [slot for slot in ours if slot.name not in paired], by_name)
+        more = _positional_slot(baseline.op, [slot for slot in ours if slot.name not in paired], by_name)
         if more:
             order = {slot.name: at for at, slot in enumerate(ours)}
             pairs = sorted([*pairs, *more], key=lambda pair: order[pair[0].name])
@@ -36,12 +36,14 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
     return pairs, [slot.name for slot in ours if slot.name not in paired], list(by_name)
 
 
-def _by_place(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> list[tuple[Slot, Slot]]:
+def _positional_slot(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> list[tuple[Slot, Slot]]:
     """Pairs of which one side was given by name and the other by place: tools and versions of torch differ in that."""
-    if not has_places(op):
+    if not has_named_positions(op):
         return []
-    places = {by_place(op, name): name for name in by_name}
-    found = [(slot, places[by_place(op, slot.name)]) for slot in lacking if by_place(op, slot.name) in places]
+    places = {positional_slot(op, name): name for name in by_name}
+    found = [
+        (slot, places[positional_slot(op, slot.name)]) for slot in lacking if positional_slot(op, slot.name) in places
+    ]
     return [(slot, by_name.pop(name)) for slot, name in found]
 
 

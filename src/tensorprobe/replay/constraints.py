@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tensorprobe.model import Call
+from tensorprobe.ops import short_name
 from tensorprobe.replay.layout import distinct
 
 Tensors = dict[str, torch.Tensor]
@@ -20,7 +21,7 @@ Constraint = Callable[[Call, Tensors, torch.Generator], None]
 
 def constrain(call: Call, tensors: Tensors, source: torch.Generator) -> None:
     """Put random inputs right for their op."""
-    name = call.op.split(".")[1] if call.op.startswith("Aten.") else call.op.rpartition(".")[2]
+    name = short_name(call.op)
     found = _CONSTRAINTS.get(name) or _CONSTRAINTS.get(name.rstrip("_"))
     if found is not None and all(tensor.numel() for tensor in tensors.values()):
         # Of an expanded tensor only what is really there is written to.

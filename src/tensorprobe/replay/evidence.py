@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.judge.standards import Evidence, rounds_once
 from tensorprobe.model.measured import Opinion
+from tensorprobe.ops import Trait, traits_of
 from tensorprobe.replay.measuring import Figures, beyond_rounding, dtype_name, finite_part, measure
 
 _FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
@@ -79,8 +79,8 @@ def weigh(
 def count_terms(op: str, sizes: Sequence[int], count: int) -> float:
     """About how many terms are added up for each of `count` elements, as far as the sizes of the inputs tell."""
     count = max(count, 1)
-    family = family_of(op.replace("_backward", ""))
-    if family & Family.PRODUCT and not family & Family.ROUNDED_ONCE:
+    traits = traits_of(op.replace("_backward", ""))
+    if traits & Trait.MULTIPLIES and not traits & Trait.ROUNDED_ONCE:
         largest, second = sorted((*sizes, 1, 1))[-1:-3:-1]
         return max(1.0, math.sqrt(largest * second / count))
     return max(1.0, max(sizes, default=1) / count)

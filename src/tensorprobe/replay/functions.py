@@ -21,6 +21,7 @@ import torch.nn.functional
 from torch.overrides import get_overridable_functions
 
 from tensorprobe import torch_names
+from tensorprobe.ops import why_not_replayed
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "Functional": ("torch.nn.functional", "torch._C._nn"),
@@ -33,33 +34,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "VF": ("torch._VF",),
 }
 """The beginning of an op's name → the objects in which the rest is looked up."""
-_REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format empty_quantized".split(),
-        "returns memory that is not initialised",
-    ),
-    **dict.fromkeys(
-        "cuda npu xpu mps ipu hpu mtia is_shared is_pinned pin_memory _pin_memory record_stream".split(),
-        "is about devices, not about values",
-    ),
-    **dict.fromkeys(
-        "set_ set_data resize resize_ resize_as_ resize_as_sparse_ _resize_output _resize_output_ storage untyped_storage "
-        "storage_type share_memory_ data_ptr const_data_ptr _from_blob frombuffer from_numpy _typed_storage typed_storage "
-        "numpy tolist __array__ __array_wrap__ __dlpack__ __dlpack_device__".split(),
-        "is about memory, not about values",
-    ),
-    **dict.fromkeys("from_file save load tofile read_file write_file".split(), "reads or writes files"),
-    **dict.fromkeys(
-        "apply_ map_ map2_ register_hook register_post_accumulate_grad_hook module_load __reduce_ex__ __reduce__ "
-        "__setstate__ __deepcopy__ _clear_non_serializable_cached_data __format__ __repr__ backward _backward".split(),
-        "is about objects of Python, not about values",
-    ),
-    **dict.fromkeys(
-        "seed initial_seed manual_seed get_rng_state set_rng_state _use_cudnn_ctc_loss _cufft_set_plan_cache_max_size "
-        "_cufft_clear_plan_cache".split(),
-        "is about the state of the process, not about values",
-    ),
-}
 _REFUSED_LIBRARIES: dict[str, str] = {
     **dict.fromkeys(
         "c10d _c10d_functional _c10d_functional_autograd symm_mem _dtensor fsdp".split(), "needs the other ranks"
@@ -105,16 +79,13 @@ def find_function(op: str) -> Callable[..., Any]:
 def find_op(op: str) -> Found:
     """Return the function with its path: `torch.nn.functional.conv2d`. CannotReplay with the reason."""
     family, _, name = op.partition(".")
-    if family == "Distributed":
-        raise CannotReplay("a collective needs the other ranks")
-    if family == "Module":
-        raise CannotReplay("a module is not run as a whole: the calls in it are")
+    refused = why_not_replayed(op)
+    if refused is not None:
+        raise CannotReplay(refused)
     parts = name.split(".")
     for part in parts:
         if not part.isascii() or not part.isidentifier():
             raise CannotReplay(f"{op} is no operation on tensors")
-        if part in _REFUSED:
-            raise CannotReplay(f"{part} {_REFUSED[part]}")
     found = _in_dispatcher(family, parts) if family in ("Aten", "Ops", "NPU") else None
     if family == "NPU":
         found = _in_torch_npu(parts) or found

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from tensorprobe.ops import Trait, breaks_ties, has
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.indices import breaks_ties
 from tensorprobe.replay.inputs import generator
 from tensorprobe.replay.layout import laid_out, room
 from tensorprobe.replay.measuring import on_host
@@ -23,8 +23,6 @@ from tensorprobe.replay.runs import STRICT, Conditions, Runs, said
 Tensors = dict[str, torch.Tensor]
 _LARGEST_ROOM = 1 << 28
 _ASTRAY = 0.1
-_PLACES = ("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
-"""Ops whose numbers are places in memory: torch's own kernels read far outside of it when a number has no integer."""
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -99,12 +97,11 @@ def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Ru
 
 def _demand_values(call: StoredCall, ordinary: Runs) -> None:
     """Unsuitable where large numbers become integers: it is left open which, and they may be used as addresses."""
-    name = call.op.split(".")[1] if call.op.startswith("Aten.") else call.op.rpartition(".")[2]
     whole = any(
         not output.is_floating_point() and not output.is_complex() and output.dtype is not torch.bool
         for output in ordinary.device.outputs.values()
     )
-    if name in _PLACES or (whole and not breaks_ties(call.op)):
+    if has(call.op, Trait.COORDINATES) or (whole and not breaks_ties(call.op)):
         raise Unsuitable("no integer is as large as the largest number of the dtype")
 
 

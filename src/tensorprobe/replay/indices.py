@@ -10,10 +10,8 @@ from collections.abc import Mapping
 import torch
 
 from tensorprobe.model import Call
+from tensorprobe.ops import Trait, has, short_name
 
-_CHOOSE = frozenset(
-    "max min sort topk argmax argmin argsort msort cummax cummin kthvalue median nanmedian mode".split()
-)
 _VECTORS = {
     "eig": {"output.1": -2},
     "eigh": {"output.1": -2},
@@ -24,15 +22,9 @@ _VECTORS = {
 """The op → its outputs that are vectors → the dimension along which one vector lies."""
 
 
-def breaks_ties(op: str) -> bool:
-    """Whether it is left open which of equal values the gradient goes to."""
-    name = op.rpartition(".")[2]
-    return name in _CHOOSE or "max_pool" in name
-
-
 def choice_dimension(call: Call, name: str) -> tuple[int | None] | None:
     """Along which dimension of the first input an output holds indices: (None,) of the flat input, None if it does not."""
-    if call.op.rpartition(".")[2] not in _CHOOSE or name not in ("output.0", "output.1"):
+    if not has(call.op, Trait.CHOOSES) or name not in ("output.0", "output.1"):
         return None
     return (_dimension(call),)
 
@@ -77,9 +69,9 @@ def _dimension(call: Call) -> int | None:
     given = (call.kwargs or {}).get("dim")
     if given is None:
         numbers = [tree for tree in (call.args or [])[1:] if isinstance(tree, int) and not isinstance(tree, bool)]
-        name = call.op.rpartition(".")[2]
+        name = short_name(call.op)
         at = 1 if name in ("topk", "kthvalue") else 0
         given = numbers[at] if len(numbers) > at else None
     if given is None:
-        return None if call.op.rpartition(".")[2] in ("argmax", "argmin") else -1
+        return None if short_name(call.op) in ("argmax", "argmin") else -1
     return int(given)

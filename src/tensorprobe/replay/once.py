@@ -14,14 +14,13 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, changed_arguments, flatten_result
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import Call, Slot
+from tensorprobe.ops import Trait, has, short_name
 from tensorprobe.replay.arguments import PRECISIONS, Rebuilding, rebuild_call
 from tensorprobe.replay.functions import CannotReplay, find_function
 from tensorprobe.replay.layout import copied, room
 
 _HALF = ("float16", "bfloat16")
-_CASTS = ("half", "bfloat16", "float", "double", "type_as", "to", "type")
 _ON_HOST = {"tensor_split": "input.1"}
 """Arguments that torch wants on the CPU wherever the rest is."""
 _UNDERSTOOD = {
@@ -94,7 +93,7 @@ class Replay:
 
 def stays_on_host(call: Call, name: str) -> bool:
     """Whether an input stays on the CPU: where torch wants it so, and where a program with a device left it there."""
-    if _ON_HOST.get(call.op.rpartition(".")[2]) == name:
+    if _ON_HOST.get(short_name(call.op)) == name:
         return True
     devices = {slot.name: slot.device.partition(":")[0] for slot in call.slots}
     return devices.get(name) == "cpu" and bool(set(devices.values()) - {"cpu", "meta"})
@@ -165,11 +164,11 @@ def autocast_dtype(call: Call) -> torch.dtype | None:
     outputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side == "output"}
     inputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side != "output"}
     asked = "torch.dtype" in str(call.args) or "torch.dtype" in str(call.kwargs)
-    product = bool(family_of(call.op) & Family.PRODUCT)  # without autocast, its operands have one dtype
+    product = has(call.op, Trait.MULTIPLIES)  # without autocast, its operands have one dtype
     half = inputs & set(_HALF)
     if not outputs and product and "float32" in inputs and len(half) == 1:  # a dump that holds no outputs
         return getattr(torch, half.pop())
-    if asked or len(outputs) != 1 or not inputs or call.op.rpartition(".")[2] in _CASTS:
+    if asked or len(outputs) != 1 or not inputs or has(call.op, Trait.CASTS):
         return None
     (dtype,) = outputs
     if dtype in _HALF and (dtype not in inputs or (product and "float32" in inputs)):

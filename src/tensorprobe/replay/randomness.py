@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import Call
 from tensorprobe.model.measured import Opinion
+from tensorprobe.ops import Trait, has, short_name
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -30,18 +30,6 @@ OFTEN = 64
 _RUNS = 16
 _SURE = 8.0
 """Of so many runs, means that are this many standard errors apart are different."""
-_ONE_BY_ONE = frozenset(
-    "rand randn randint rand_like randn_like randint_like bernoulli bernoulli_ normal normal_ uniform_ exponential_ "
-    "random_ poisson binomial cauchy_ geometric_ log_normal_ alpha_dropout alpha_dropout_ dropout dropout_ rrelu rrelu_ "
-    "native_dropout multinomial _standard_gamma randperm".split()
-)
-"""Ops that draw a number of its own for each element."""
-_MORE = frozenset(
-    "fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices "
-    "rand randn randint randint_like poisson binomial cauchy_ geometric_ log_normal_ uniform exponential bernoulli_ "
-    "feature_dropout feature_alpha_dropout_ dropout_ alpha_dropout_ _standard_gamma _sample_dirichlet svd_lowrank "
-    "pca_lowrank rrelu_ rrelu_with_noise native_dropout".split()
-)
 _DROPOUTS = ("dropout", "dropout_", "native_dropout")
 _ATTENTION = {"scaled_dot_product_attention": (4, 99), "multi_head_attention_forward": (10, 13)}
 """Where dropout_p and training stand among the positional arguments."""
@@ -50,7 +38,7 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 def draws_random(call: Call) -> bool:
     """Whether the result of a call depends on a generator."""
-    name = _name(call)
+    name = short_name(call.op)
     arguments = call.kwargs or {}
     if name in _ATTENTION:
         dropout, training = _ATTENTION[name]
@@ -58,7 +46,7 @@ def draws_random(call: Call) -> bool:
     if name in _RECURRENT:  # (…, num_layers, dropout, train, bidirectional, …): the first number that is no integer
         given = next((tree for tree in call.args or [] if isinstance(tree, float)), arguments.get("dropout"))
         return bool(given) and True in [tree for tree in call.args or [] if isinstance(tree, bool)][1:2]
-    if not (family_of(call.op) & Family.RANDOM or name in _MORE):
+    if not has(call.op, Trait.RANDOM):
         return False
     if "dropout" in name:
         return bool(_argument(call, 1, "p", 0.5)) and _training(call)
@@ -67,7 +55,7 @@ def draws_random(call: Call) -> bool:
 
 def runs_needed(call: Call, elements: int) -> int:
     """How often a call must be run before its results can be told from others."""
-    if _name(call) not in _ONE_BY_ONE:
+    if not has(call.op, Trait.RANDOM_EACH):
         return _RUNS
     return min(OFTEN, -(-ENOUGH // elements)) if elements else 1
 
@@ -75,7 +63,7 @@ def runs_needed(call: Call, elements: int) -> int:
 def sampling(call: Call, elements: int) -> tuple[Literal["samples", "runs", "dropout"], int, float]:
     """How a script compares what a call draws: by single numbers, by whole runs, or as dropout; in how many runs; p."""
     runs = max(4, runs_needed(call, elements))
-    if _name(call) not in _ONE_BY_ONE:
+    if not has(call.op, Trait.RANDOM_EACH):
         return "runs", runs, 0.0
     if is_dropout(call):
         return "dropout", runs, float(_argument(call, 1, "p", 0.5))
@@ -87,12 +75,12 @@ def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.T
 
     Both may hold several runs of the call, one after the other along a first dimension of their own.
     """
-    name = _name(call)
+    name = short_name(call.op)
     source = inputs.get("input.0")
     if name == "randperm":
         wrong = int((device.sort().values != cpu.sort().values).sum())
         return Opinion("no permutation", float(wrong), 0.0)
-    if name not in _ONE_BY_ONE:
+    if not has(call.op, Trait.RANDOM_EACH):
         return _by_runs(device, cpu)
     if device.numel() < FEW:
         return Opinion("too few elements to tell", 0.0, 0.0)
@@ -122,10 +110,6 @@ def judge_dropped_gradient(
 def is_dropout(call: Call) -> bool:
     """Whether the call drops elements of its first input one by one."""
     return call.op.rpartition(".")[2] in _DROPOUTS
-
-
-def _name(call: Call) -> str:
-    return call.op.split(".")[1] if call.op.startswith("Aten.") else call.op.rpartition(".")[2]
 
 
 def _training(call: Call) -> bool:

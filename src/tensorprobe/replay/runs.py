@@ -15,11 +15,12 @@ from tensorprobe.judge.standards import STANDARDS, Evidence, Standard, judge
 from tensorprobe.model.dtypes import HALF
 from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
+from tensorprobe.ops import Trait, breaks_ties, has
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.doubt import TIMES, TIMES_HARD, nudged, spread
 from tensorprobe.replay.evidence import gather, weigh
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.indices import aligned, breaks_ties, same_choice, vector_dimension
+from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
 from tensorprobe.replay.inputs import Data, all_recorded, generator, make_inputs, real
 from tensorprobe.replay.measuring import Figures, dtype_name, on_host, within_range
 from tensorprobe.replay.once import Replay
@@ -33,8 +34,6 @@ from tensorprobe.replay.randomness import (
 
 Tensors = dict[str, torch.Tensor]
 Direction = Literal["forward", "backward"]
-_BY_EPSILON = ("pinv", "pinverse", "matrix_rank", "lstsq")
-"""Ops whose default tolerance is the rounding of their dtype."""
 TIED = ("ties", "zeros")
 """The variants in which values are equal."""
 STRICT = "subnormals"
@@ -85,7 +84,7 @@ class Runs:
             narrow = isinstance(device, Replay)
             what = "the CPU cannot run it in a wider dtype:" if narrow else "it raises also on the reference:"
             raise ReferenceRaised(f"{what} {said(reference)}")
-        if self.alone and call.op.rpartition(".")[2] in _BY_EPSILON:
+        if self.alone and has(call.op, Trait.DTYPE_TOLERANCE):
             raise CannotReplay("what it leaves out depends on the dtype, so a wider one is no reference")
         if isinstance(device, Exception):
             raise DeviceRaised(f"it raised on {conditions.device}: {said(device)}", "forward")

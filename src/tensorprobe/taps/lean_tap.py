@@ -16,6 +16,7 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_result
+from tensorprobe.ops import MOVING_NODES, Trait, has
 from tensorprobe.taps.backward import LEAF, find_roots
 from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.function_tap import FunctionTap
@@ -30,22 +31,6 @@ _is_compiling, _is_tracing = torch_names.is_compiling, torch_names.is_tracing
 _sequence_number, _no_overrides = torch_names.sequence_number, torch_names.no_overrides
 _is_grad_enabled = torch.is_grad_enabled
 
-VIEWS = frozenset(
-    f"{home}.{name}"
-    for home in ("Tensor", "Torch")
-    for name in (
-        "view view_as transpose swapaxes swapdims permute movedim t squeeze unsqueeze narrow select unbind chunk split "
-        "tensor_split diagonal detach alias unflatten"
-    ).split()
-)
-"""Functions whose results, and whose gradients, hold nothing that was not in what they were given."""
-MOVES = frozenset(
-    f"{name}Backward{number}"
-    for name in "View UnsafeView ReshapeAlias Alias T Transpose Permute Squeeze Unsqueeze Clone Unbind Split Slice Select".split()
-    for number in range(3)
-)
-"""Autograd nodes of the same kind."""
-
 Place = int | str
 """Of an argument: its position, or its keyword."""
 
@@ -53,11 +38,12 @@ Place = int | str
 class LeanPlan:
     """What is to be known of a function before and after each of its calls."""
 
-    __slots__ = ("allocates", "by_request", "name", "writes")
+    __slots__ = ("allocates", "by_request", "is_view", "name", "writes")
 
     def __init__(self, name: str, *, allocates: bool = False, writes: tuple[Place, ...] = ()) -> None:
         self.name = name
         self.allocates = allocates
+        self.is_view = has(name, Trait.VIEW)
         self.writes = writes
         self.by_request = self.name.startswith("Functional.") and not self.writes
         """Functions of torch.nn.functional take `inplace`, by keyword or by position."""
@@ -234,12 +220,12 @@ class LeanTap(FunctionTap):
             return
         node = outputs[0].grad_fn if outputs and end == start + 1 else None
         if node is not None and node._sequence_nr() >= start:
-            if call.plan.name not in VIEWS:
+            if not call.plan.is_view:
                 self._hook(node, call)
         else:
             changed = outputs or call.plan.overwritten(args, kwargs)
             for each in _nodes_since(start, find_roots([("output", tensor) for tensor in changed], start)):
-                if each.name() not in MOVES:
+                if each.name() not in MOVING_NODES:
                     self._hook(each, call)
 
     def _keeps_graph(self, state: ThreadState) -> bool:

@@ -14,18 +14,10 @@ from torch.overrides import resolve_name
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import changed_arguments
+from tensorprobe.ops import Trait, has, is_collective, received_slots
+from tensorprobe.ops.names import RECURRENT
 from tensorprobe.taps.override_free import COMPOSITES, ENGINES
 
-_QUESTIONS = frozenset(
-    "size dim ndimension numel nelement stride storage_offset is_contiguous data_ptr const_data_ptr element_size storage "
-    "untyped_storage typed_storage _typed_storage is_floating_point is_complex is_signed is_conj is_neg is_inference "
-    "is_pinned is_shared is_set_to is_coalesced get_device item tolist numpy register_hook "
-    "register_post_accumulate_grad_hook retain_grad requires_grad_ has_names dense_dim sparse_dim dim_order "
-    "__repr__ __str__ __format__ __len__ __hash__ __bool__ __int__ __float__ __index__ __complex__ __contains__ "
-    "__reduce_ex__ __reduce__ __setstate__ __deepcopy__ __dir__ __dlpack__ __dlpack_device__ __array__ "
-    "_is_view _is_all_true _has_symbolic_sizes_strides _make_subclass share_memory_ set_default_device".split()
-)
-_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 _PREFIXES = (
     ("torch.nn.functional.", "Functional."),
     ("torch._C._nn.", "Functional."),
@@ -37,13 +29,6 @@ _PREFIXES = (
     ("npu.", "NPU."),
     ("torch.", "Torch."),
 )
-
-
-ALLOCATIONS = frozenset(
-    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format".split()
-)
-_RECEIVERS = ("all_gather", "reduce_scatter", "all_to_all", "recv", "irecv", "scatter")
-_RECEIVING_ARGUMENTS = ("tensor_list", "output", "gather_list")
 
 OUT = ("input.kwargs.out",)
 WRITTEN_ONLY = "only written to by the call"
@@ -78,7 +63,7 @@ def plan_function(func: Any) -> Plan:
     if func in ENGINES:
         return ENGINE
     name = getattr(func, "__name__", "")
-    if name in _QUESTIONS or name in ("__get__", "__set__", "__delete__"):
+    if has(f"Tensor.{name}", Trait.QUESTION):
         return NOT_AN_OP
     full = _full_name(func, name)
     if full is None or ".__get__" in full or ".__set__" in full:
@@ -86,20 +71,12 @@ def plan_function(func: Any) -> Plan:
     canonical = _canonical(full)
     if canonical is None:
         return NOT_AN_OP
-    distributed = canonical.startswith("Distributed.")
-    receives: tuple[str, ...] = ()
-    if distributed:
-        receives = tuple(f"input.kwargs.{argument}" for argument in _RECEIVING_ARGUMENTS)
-        if name.startswith(_RECEIVERS):
-            receives += ("input.0",)
-        elif name == "gather":
-            receives += ("input.1",)
+    distributed, allocates = is_collective(canonical), has(canonical, Trait.ALLOCATES)
     mutates, writes = changed_arguments(canonical)
     in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
     is_leaf = func not in COMPOSITES
-    return Plan(
-        canonical, distributed or mutates, distributed, name in ALLOCATIONS, receives, is_leaf, writes, in_place
-    )
+    receives = received_slots(canonical)
+    return Plan(canonical, distributed or mutates, distributed, allocates, receives, is_leaf, writes, in_place)
 
 
 def _canonical(full: str) -> str | None:
@@ -108,7 +85,7 @@ def _canonical(full: str) -> str | None:
     for prefix, ours in _PREFIXES:
         if full.startswith(prefix):
             name = full[len(prefix) :]
-            return f"VF.{name}" if ours == "Torch." and name in _RECURRENT else ours + name
+            return f"VF.{name}" if ours == "Torch." and name in RECURRENT else ours + name
     return f"Ops.{full}"
 
 
@@ -155,4 +132,4 @@ def plan_aten(func: Any) -> AtenPlan:
     receives = tuple(f"input.kwargs.{argument.name}" for argument in schema.arguments if argument.is_out)
     base = schema.name.rpartition("::")[2]
     name = "Aten." + str(func).removeprefix("aten.")
-    return AtenPlan(name, () if returns_tensor else written, base in ALLOCATIONS, receives)
+    return AtenPlan(name, () if returns_tensor else written, has(f"Aten.{base}", Trait.ALLOCATES), receives)

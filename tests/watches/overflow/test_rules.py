@@ -10,10 +10,11 @@ import torch
 
 from tensorprobe.model.overflow import Arrival, Birth
 from tensorprobe.numerics.summary import Moments
+from tensorprobe.ops import plain_name
 from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.merging import merge_facts
-from tensorprobe.watches.overflow.rules import Seen, given_numbers, is_allowed, short_op
+from tensorprobe.watches.overflow.rules import Seen, given_numbers, is_allowed
 from tensorprobe.watches.overflow.tensors import facts_of, places_of
 
 INF = math.inf
@@ -110,10 +111,10 @@ def test_the_most_that_is_kept() -> None:
 
 
 def test_names_and_numbers() -> None:
-    assert [short_op(op) for op in ("Tensor.add_", "Torch._foreach_mul_", "Aten.log.default", "Tensor.__iadd__")] == [
+    assert [plain_name(op) for op in ("Tensor.add_", "Torch._foreach_mul_", "Aten.log.default", "Tensor.__iadd__")] == [
         "add", "mul", "log", "add",
     ]  # fmt: skip
-    assert short_op("Tensor.__setitem__") == "__setitem__"
+    assert plain_name("Tensor.__setitem__") == "__setitem__"
     tree = [1, True, {"slot": "input.0"}, {"type": "float", "value": "NaN"}, {"type": "tuple", "value": [2.5, 10**15]}]
     assert [str(number) for number in given_numbers(tree)] == ["1.0", "nan", "2.5", "1000000000000000.0"]
     assert is_allowed(["blocks.*.attn"], "Torch.exp", "Torch.exp.0.forward", "blocks.3.attn")

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, ArgumentTree, Slot, Summary
+from tensorprobe.ops import Trait, has
 from tensorprobe.record.elements import MAX_DIMENSIONS
 from tensorprobe.record.lines import MAX_NESTING
 
-INDEXING = ("__getitem__", "__setitem__")
 """Ops for which a tuple and a list mean different things. The layout writes a tuple as a list; a true list says so."""
 
 _UNKNOWN = math.nan
@@ -53,7 +53,7 @@ class EntryReader:
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise ValueError(f"args must be a list and kwargs an object; there are {_kind(args)} and {_kind(kwargs)}")
         trees = [self._walk(held, f"input.{at}", 0) for at, held in enumerate(args)]
-        if op.rpartition(".")[2] in INDEXING and len(args) > 1 and isinstance(args[1], list):
+        if has(op, Trait.INDEXES) and len(args) > 1 and isinstance(args[1], list):
             trees[1] = {"type": "tuple", "value": trees[1]}
         named = {key: self._walk(held, f"input.kwargs.{key}", 0) for key, held in kwargs.items()} or None
         self._walk(entry.get("output"), "output", 0)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tensorprobe.errors import NoData, RunError
-from tensorprobe.legacy.layouts.checker_entries import INDEXING
 from tensorprobe.legacy.layouts.checker_values import FOLDERS
 from tensorprobe.model import DTYPES, Frame, Level
 from tensorprobe.model.call_name import parse_call_name
+from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall, StoredSlot
 
@@ -133,7 +133,7 @@ class _Entries:
         tensors = _Tensors(self, call, key)
         args, kwargs = call.args or [], call.kwargs or {}
         entries = [tensors.entry(tree) for tree in args]
-        if call.op.rpartition(".")[2] in INDEXING and len(args) > 1 and isinstance(args[1], list):
+        if has(call.op, Trait.INDEXES) and len(args) > 1 and isinstance(args[1], list):
             entries[1] = {"type": "list", "value": entries[1]}
         return {"args": entries, "kwargs": {name: tensors.entry(tree) for name, tree in kwargs.items()}}
 

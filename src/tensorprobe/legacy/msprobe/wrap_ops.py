@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.legacy import msprobe
-from tensorprobe.pairing.names import canonical_op
+from tensorprobe.ops.names import canonical_op
 from tensorprobe.text import plain
 
 GROUPS = {

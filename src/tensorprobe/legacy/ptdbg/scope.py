@@ -11,7 +11,7 @@ from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.legacy.ptdbg import logger
 from tensorprobe.model.call_name import FAMILIES, CallName, parse_call_name, underscored
-from tensorprobe.pairing.names import canonical_call_name, canonical_op
+from tensorprobe.ops.names import canonical_call_name, canonical_op
 
 _HOMES = {
     "Tensor": torch.Tensor,

@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensorprobe.taps.plans import ALLOCATIONS
+from tensorprobe.ops import Trait, has
 
 VIEW, RANDOM, MEMORY = "view", "random", "memory as it is found"
 COLLECTIVE, QUESTION, STORAGE = (
     "collective: needs the other processes",
     "gives no tensor",
     "changes storage, not numbers",
-)
-_STORAGE = frozenset(
-    "set_ resize_ resize resize_as_ _resize_output_ set_data storage_resize_ detach alias lift lift_fresh".split()
 )
 _NUMBERS = frozenset(("number", "Scalar", "int", "float", "bool", "complex"))
 NO_OP = ""
@@ -82,9 +79,9 @@ def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) 
         return QUESTION
     if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None:
         return RANDOM
-    if plan.base in ALLOCATIONS:
+    if has(f"Aten.{plan.base}", Trait.ALLOCATES):
         return MEMORY
-    if plan.base in _STORAGE:
+    if has(f"Aten.{plan.base}", Trait.STORAGE):
         return STORAGE
     if func.is_view and not plan.written:
         return VIEW

@@ -23,7 +23,7 @@ from tensorprobe.fast import fast
 from tensorprobe.numerics.native import implementation
 from tensorprobe.numerics.peak import LIMITS, first_peak_over, greatest_finite, magnitude, peak_of_number
 from tensorprobe.record.elements import is_dense
-from tensorprobe.taps.lean_tap import VIEWS, LeanCall, LeanPlan
+from tensorprobe.taps.lean_tap import LeanCall, LeanPlan
 from tensorprobe.taps.snapshot import quiet
 from tensorprobe.taps.stacks import user_frame
 from tensorprobe.watches.overflow.facts import Facts
@@ -162,7 +162,7 @@ class OverflowLooker:
         greatest, alarm = 0.0, False
         if plan.allocates:
             self._report.allocated([key_of(tensor) for tensor in outputs])
-        elif plan.name not in VIEWS:
+        elif not plan.is_view:
             quick = self._quick(outputs)
             greatest, alarm = self._scan(outputs) if quick is None else (quick, False)
         self._put(plan.name, call.number, call.module, call.step, greatest, False)

@@ -15,6 +15,7 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
 from tensorprobe.model.overflow import Arrival, Birth, OverflowReport
+from tensorprobe.ops import is_collective
 from tensorprobe.standard_json import decode
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.ledger import SHOWN_SPREAD, Finding
@@ -48,7 +49,7 @@ def merge_facts(facts: Iterable[Birth | Arrival]) -> tuple[list[Birth], list[Arr
 
 
 def _when(fact: Birth | Arrival) -> tuple[int, int, bool, int, int]:
-    return fact.step, fact.epoch, fact.call.startswith("Distributed."), fact.index, fact.rank
+    return fact.step, fact.epoch, is_collective(fact.call), fact.index, fact.rank
 
 
 def _explains(earlier: Birth | Arrival, fact: Birth | Arrival) -> bool:
@@ -58,7 +59,7 @@ def _explains(earlier: Birth | Arrival, fact: Birth | Arrival) -> bool:
     if isinstance(fact, Arrival):
         # Gradients and parameters pass between ranks in ways that nobody sees: DDP adds them up in C++.
         return fact.what == "from another rank" or fact.what.startswith(("gradient", "parameter"))
-    return fact.call.startswith("Distributed.") and not earlier.call.startswith("Distributed.")
+    return is_collective(fact.call) and not is_collective(earlier.call)
 
 
 def merge_watches(folder: Path) -> OverflowReport:

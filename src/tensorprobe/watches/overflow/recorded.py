@@ -23,6 +23,7 @@ from tensorprobe.model.overflow import Arrival, Birth, Kind, NearLimit, Overflow
 from tensorprobe.model.stack import Frame
 from tensorprobe.numerics.peak import LIMITS, greatest_finite
 from tensorprobe.numerics.summary import Moments
+from tensorprobe.ops import is_collective
 from tensorprobe.record import Run, open_run
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.stored import StoredCall, StoredSlot
@@ -179,7 +180,7 @@ class _Rank:
             self._look_at_limits(call, made)
         for facts in made:
             self._makers[facts.key] = call.name
-        self._epoch += call.name.startswith("Distributed.")
+        self._epoch += is_collective(call.name)
 
     def _judge(self, call: StoredCall, seen: Seen) -> None:
         def make_birth(kind: Kind) -> Finding:

@@ -16,11 +16,11 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import flatten_arguments
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model.overflow import Birth, Kind, NearLimit
 from tensorprobe.numerics.peak import greatest_finite
 from tensorprobe.numerics.summary import Moments
-from tensorprobe.taps.lean_tap import MOVES, LeanCall
+from tensorprobe.ops import MOVING_NODES, Trait, has
+from tensorprobe.taps.lean_tap import LeanCall
 from tensorprobe.taps.stacks import user_frames
 from tensorprobe.watches.overflow.born import BornCall, NamedTensors, describe_call, describe_facts
 from tensorprobe.watches.overflow.describing import At, Describer, Frames
@@ -33,7 +33,6 @@ from tensorprobe.watches.overflow.scaler import UNSCALE, ScalerWait
 from tensorprobe.watches.overflow.tensors import FLOATING, facts_of, key_of
 
 OUT = "input.kwargs.out"
-CASTS = ("to", "half", "type", "bfloat16", "type_as")
 KeepCall = Callable[[Birth], BornCall]
 
 
@@ -210,7 +209,7 @@ class Registrar:
 def _is_saturated(seen: Seen, limit: float) -> bool:
     """Whether nobody has asked for the greatest number, and no input had it."""
     asked = any(abs(number) >= limit for number in given_numbers(arguments(seen)))
-    moved = bool(family_of(seen.op) & Family.EXACT) and seen.op.rpartition(".")[2] not in CASTS
+    moved = has(seen.op, Trait.MOVES) and not has(seen.op, Trait.CASTS)
     return not asked and not moved and all(facts.clean and _greatest(facts) != limit for facts in seen.inputs)
 
 
@@ -285,7 +284,7 @@ def _gradient_slots(call: LeanCall, remembered: Remembered | None, count: int) -
 def _beyond_moves(edge: tuple[Any, int], start: int) -> tuple[Any, int]:
     """Where an edge leads to through nodes of the call that only move values."""
     target, number = edge
-    while target is not None and target.name() in MOVES and target._sequence_nr() >= start:
+    while target is not None and target.name() in MOVING_NODES and target._sequence_nr() >= start:
         if len(target.next_functions) != 1:
             break
         ((target, number),) = target.next_functions

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from tensorprobe.judge.families import Family, family_of
 from tensorprobe.model import Call
 from tensorprobe.model.overflow import Verdict
 from tensorprobe.numerics.peak import greatest_finite
+from tensorprobe.ops import Trait, has
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.runs import said
@@ -73,7 +73,7 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
         exact = wide.get(slot)
         largest = None if exact is None else _peak(exact)
         if own.isfinite().all() and not (largest is not None and largest > limit):
-            if family_of(call.op) & Family.RANDOM:
+            if has(call.op, Trait.RANDOM):
                 return Judgement("unknown", "it draws random numbers: run alone it draws others")
             value = f"up to {_peak(own):.4g}"
             return Judgement("abnormal", f"the CPU gives finite numbers in {dtype}, {value} in {slot}", False)

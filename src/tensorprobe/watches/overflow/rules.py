@@ -24,21 +24,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from tensorprobe.ops import Trait, has, plain_name
 from tensorprobe.watches.overflow.facts import Facts
 
 Standing = Literal["intended", "doubtful", "bad"]
-
-MASK_MAKERS = frozenset(
-    "log log2 log10 log1p logit to type type_as half bfloat16 float add sub mul multiply subtract rsub masked_fill".split()
-)
-"""Ops (without the underscore of their in-place forms) whose -inf may be a mask in the making."""
-POINTWISE = frozenset(
-    "add sub mul div neg abs maximum minimum where masked_fill clamp clip rsub subtract multiply divide true_divide __setitem__ "
-    "copy exp relu to type half float bfloat16 double fill masked_scatter addcmul addcdiv lerp".split()
-)
-"""Ops each of whose outputs depends on the inputs at its own place: an infinity elsewhere is new."""
-MOVERS = frozenset(("broadcast", "all_gather", "recv", "irecv", "scatter", "all_to_all", "gather", "send"))
-"""Collectives that add up nothing."""
 
 
 class Origin(NamedTuple):
@@ -61,15 +50,6 @@ class Seen(NamedTuple):
     kwargs: Any
     inputs: Sequence[Facts]
     outputs: Sequence[Facts]
-
-
-def short_op(op: str) -> str:
-    """`add` for `Tensor.add_`, `Torch._foreach_add_`, `Aten.add.Tensor`."""
-    home, _, rest = op.partition(".")
-    name = rest.split(".")[0] if home == "Aten" else rest.rpartition(".")[2]
-    if name.startswith("__i") and name.endswith("__") and name != "__invert__":
-        return name[3:-2]
-    return name if name.startswith("__") else name.removeprefix("_foreach_").rstrip("_")
 
 
 def is_allowed(allow: Iterable[str], *names: str) -> bool:
@@ -111,14 +91,14 @@ def is_meant(call: Seen) -> bool:
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
     given = {number for number in given_numbers(arguments(call)) if math.isinf(number)}
     given |= {sign for facts in call.inputs if facts.single for sign in facts.signs}
-    if short_op(call.op) in ("neg", "sub", "rsub", "mul", "div"):
+    if plain_name(call.op) in ("neg", "sub", "rsub", "mul", "div"):
         given |= {-sign for sign in given}
     if given and signs <= given:
         return True
     passed = frozenset[float]().union(*(facts.signs for facts in call.inputs))
     if not passed:
         return False
-    if short_op(call.op) in POINTWISE:
+    if has(call.op, Trait.ELEMENTWISE):
         elsewhere = new_places(call)
         if elsewhere is not None:
             return elsewhere == 0 or bool(given)
@@ -163,7 +143,7 @@ def may_be_mask(call: Seen) -> bool:
     """Rule 7."""
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
     never = call.name.endswith("backward") or any(facts.never_mask for facts in call.outputs)
-    return signs == {-math.inf} and short_op(call.op) in MASK_MAKERS and not never
+    return signs == {-math.inf} and has(call.op, Trait.MAKES_MASKS) and not never
 
 
 def does_harm(call: Seen) -> bool:

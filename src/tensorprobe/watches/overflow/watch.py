@@ -19,6 +19,7 @@ from tensorprobe.arguments import Tensors
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model import Coverage
 from tensorprobe.model.overflow import Arrival, Birth, NearLimit, OverflowReport
+from tensorprobe.ops import Trait, has, is_collective
 from tensorprobe.taps.probe import Probe
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.taps.sinks import Second, Taker
@@ -30,7 +31,7 @@ from tensorprobe.watches.overflow.looker import OverflowLooker
 from tensorprobe.watches.overflow.registrar import Registrar
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, report_path, ring_path, write_report
 from tensorprobe.watches.overflow.ring import RingFile
-from tensorprobe.watches.overflow.rules import MOVERS, Seen
+from tensorprobe.watches.overflow.rules import Seen
 from tensorprobe.watches.overflow.settings import OverflowSettings
 from tensorprobe.watches.overflow.tensors import facts_of
 
@@ -241,11 +242,11 @@ class _OverflowSink:
     def call(self, event: tuple[Any, ...]) -> None:
         name, module, slots = event[1], event[3], event[12]
         op = name.rsplit(".", 2)[0]
-        if op.startswith("Distributed.") and name.endswith(".forward"):
+        if is_collective(op) and name.endswith(".forward"):
             inputs = [facts for facts in slots if not facts.slot.startswith("output")]
             outputs = [facts for facts in slots if facts.slot.startswith("output")]
             seen = Seen(name, op, module, None, None, inputs, outputs)
-            reduces = not op.rpartition(".")[2].startswith(tuple(MOVERS))
+            reduces = has(op, Trait.REDUCES)
             self._watch._registrar.collective(seen, self._step, reduces=reduces)
 
     def drop(self, tokens: list[int]) -> None:

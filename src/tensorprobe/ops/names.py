@@ -1,8 +1,8 @@
-"""Names of calls and ops: what they are made of, and which of them mean the same.
+"""Which names of ops mean the same op.
 
-In: names as a capture or one of the older tools spells them. Out: the canonical name, the one that our own capture gives.
-Two names have one canonical name only when the same function is called with the same arguments in the same places:
-`1 - x` is `Tensor.__rsub__`, and that is not `Tensor.sub`.
+In: names as a capture or an older tool spells them. Out: the canonical name, which is the one that our own capture gives.
+Two names share a canonical name only if the same function is called with the same arguments in the same positions:
+`1 - x` is `Tensor.__rsub__`, which is not `Tensor.sub`.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ _OPERATORS = {
     "bitwise_right_shift_": "__irshift__",
     "clamp_": "clip_",
 }
-"""Name after the family → other spellings of it, for `Tensor` and `Torch`."""
+"""Name without the family → other spellings of it, in the families `Tensor` and `Torch`."""
 
-_RECURRENT = "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
+RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
+"""Functions of `torch._VF`; `torch` has them too."""
 _ONE_FUNCTION = (
     "adaptive_avg_pool1d avg_pool1d bilinear celu_ channel_shuffle conv1d conv2d conv3d conv_tbc conv_transpose1d "
     "conv_transpose2d conv_transpose3d cosine_similarity hardshrink native_channel_shuffle pairwise_distance pdist "
     "pixel_shuffle pixel_unshuffle prelu relu_ rrelu_ selu_ threshold_"
 )
-"""What `torch` and `torch.nn.functional` hold as one and the same object."""
+"""Functions that are the same object in `torch` and in `torch.nn.functional`."""
 
 _ALIASES: dict[str, str] = {
     **{
@@ -81,7 +82,7 @@ _ALIASES: dict[str, str] = {
         for op, others in _OPERATORS.items()
         for other in others.split()
     },
-    **{f"Torch.{op}": f"VF.{op}" for op in _RECURRENT.split()},
+    **{f"Torch.{op}": f"VF.{op}" for op in RECURRENT},
     **{f"Torch.{op}": f"Functional.{op}" for op in _ONE_FUNCTION.split()},
     "Distributed._all_gather_base": "Distributed.all_gather_into_tensor",
     "Distributed._reduce_scatter_base": "Distributed.reduce_scatter_tensor",
@@ -90,31 +91,31 @@ _ALIASES: dict[str, str] = {
 
 @lru_cache(maxsize=1 << 16)
 def canonical_op(op: str) -> str:
-    """The op as our own capture names it: `Tensor.__add__` → `Tensor.add`, `Torch.lstm` → `VF.lstm`."""
+    """Return the op as our own capture names it: `Tensor.__add__` → `Tensor.add`, `Torch.lstm` → `VF.lstm`."""
     family, dot, rest = op.partition(".")
     spelled = f"{FAMILY_SPELLINGS.get(family, family)}{dot}{rest}"
     return _ALIASES.get(spelled, spelled)
 
 
 def canonical_call_name(text: str) -> str:
-    """The canonical name of a call, or of all calls of an op when `text` says no number or direction."""
+    """Return the canonical name of a call, or of all calls of an op when `text` has no number or direction."""
     op, number, direction = parse_call_name(text)
     return str(CallName(canonical_op(op), number, direction))
 
 
 def family_of(name: str) -> str:
-    """What a name begins with, spelled as in `FAMILIES` if it is one of them."""
+    """Return the first part of a name, spelled as in `FAMILIES` if it is one of them."""
     family = parse_call_name(name).op.partition(".")[0]
     return FAMILY_SPELLINGS.get(family, family)
 
 
 def level_of(name: str) -> Level:
-    """The level that a name belongs to."""
+    """Return the level of a call or an op with this name, in any spelling."""
     return Level.of(family_of(name))
 
 
 def without_prefix(path: str, prefix: str | None) -> str:
-    """A module path without what a wrapper put before it; `module` and `module.` mean the same."""
+    """Return a module path without the prefix that a wrapper added; `module` and `module.` mean the same."""
     prefix = prefix.rstrip(".") if prefix else None
     if path == prefix:
         return ""
@@ -122,7 +123,7 @@ def without_prefix(path: str, prefix: str | None) -> str:
 
 
 def op_without_prefix(op: str, prefix: str | None) -> str:
-    """An op without what a wrapper put before the path in it; only the ops of modules have a path."""
+    """Return an op without the prefix that a wrapper added to its module path; only the ops of modules have a path."""
     if not op.startswith("Module."):
         return op
     return f"Module.{without_prefix(op[len('Module.') :], prefix)}"

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import tensorprobe
-from tensorprobe.pairing import names
-from tensorprobe.pairing.names import (
+from tensorprobe.ops import names
+from tensorprobe.ops.names import (
     canonical_call_name,
     canonical_op,
     level_of,
