@@ -369,7 +369,7 @@ def _may_unpickle(call: ast.Call) -> bool:
     given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
     if given.get("allow_pickle") is True:
         return True
-    return ast.unparse(call.func) == "torch.load" and given.get("weights_only") is not True
+    return ast.unparse(call.func) == "torch.load"
 
 
 RULES: list[Callable[[Path], list[str]]] = [
@@ -491,7 +491,7 @@ PLANTED = [
     (check_docstrings, "msprobe/bad.py", "x = 1"),
     (check_pickles, "record/bad.py", "from pickle import load"),
     (check_pickles, "record/bad.py", "import torch\ntorch.load('x')"),
-    (check_pickles, "record/bad.py", "import torch\ntorch.load('x', weights_only=False)"),
+    (check_pickles, "record/bad.py", "import torch\ntorch.load('x', weights_only=True)"),
     (check_pickles, "record/bad.py", "import numpy\nnumpy.load('x', allow_pickle=True)"),
     (check_pickles, "msprobe/bad.py", "import torch\ntorch.load('x')"),
 ]
@@ -509,7 +509,7 @@ SOUND = [
     ("pairing/good.py", "from tensorprobe.record import open_run"),
     ("cli/good.py", "import tensorprobe\nimport tensorprobe.taps\nHOOK = 'tensorprobe.inject.capture:begin'"),
     ("sim/good.py", "from tensorprobe.version import VERSION\nfrom tensorprobe.errors import NotFound"),
-    ("record/inner/good.py", "import torch\nfrom ..run import Run\ntorch.load('x', weights_only=True)"),
+    ("record/inner/good.py", "import torch\nfrom ..run import Run"),
     (
         "msprobe/utils.py",
         "import tensorprobe\nfrom tensorprobe import open_run\nfrom tensorprobe.legacy import layouts",

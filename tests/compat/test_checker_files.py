@@ -250,7 +250,7 @@ PATHS = {
     "link": (_linked, "is a symbolic link"),
     "absent": (lambda folder: "forward_real_data/x.pt", "cannot be opened|missing"),
     "no name": (lambda folder: "", "names no file"),
-    "pickle": (lambda folder: save(folder, "x.pt", _Bomb()), "without running code"),
+    "pickle": (lambda folder: save(folder, "x.pt", _Bomb()), "it was not run"),
     "no tensor": (lambda folder: save(folder, "x.pt", [1, 2]), "else than a plain tensor"),
     "empty": (lambda folder: _touch(folder), "is empty"),
 }

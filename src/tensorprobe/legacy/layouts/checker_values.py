@@ -8,21 +8,15 @@ JSON's own folder is taken as it stands. Nothing else is opened.
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
-from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.legacy.layouts.folder_files import FolderFiles
-from tensorprobe.legacy.layouts.pt import refuse_packed
-from tensorprobe.legacy.layouts.pt_archive import find_records
-from tensorprobe.legacy.layouts.pt_pickle import read_plain_tensor
-from tensorprobe.model import DTYPES
+from tensorprobe.legacy.layouts.pt_format import describe_saved
 
 FOLDERS = {"forward": "forward_real_data", "backward": "backward_real_data"}
-_MAX_PICKLE = 4096
 _SHOWN = 200
 _LONGEST = 4096
 
@@ -86,37 +80,9 @@ class RealData(FolderFiles):
         try:
             if not size:
                 raise TensorDamaged(f"its file '{name[:_SHOWN]}' is empty")
-            with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
-                dtype, shape = _describe_plain(view) or _describe_loaded(view)
+            # Not closed here: an error may still hold a part of it. The mapping goes with its last user.
+            return describe_saved(memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)))
         except (OSError, ValueError) as error:
             raise TensorDamaged(f"its file '{name[:_SHOWN]}' cannot be read: {error}") from None
         finally:
             os.close(descriptor)
-        if dtype not in DTYPES:
-            raise TensorDamaged(f"its file holds {dtype[:_SHOWN]}, a dtype that no record holds")
-        return dtype, tuple(shape)
-
-
-def _describe_plain(content: memoryview) -> tuple[str, Sequence[int]] | None:
-    """From the description that `torch.save` puts before the bytes; None when the file has another form than the usual one."""
-    records = find_records(content, lambda name: name == b"data.pkl")
-    pickle = records.get(b"data.pkl") if records else None
-    if pickle is None or pickle.length > _MAX_PICKLE:
-        return None
-    tensor = read_plain_tensor(bytes(content[pickle.start : pickle.start + pickle.length]))
-    return None if tensor is None else (tensor.dtype, tensor.shape)
-
-
-def _describe_loaded(content: memoryview) -> tuple[str, Sequence[int]]:
-    """Through torch, which runs no code from the file."""
-    import torch
-
-    refuse_packed(content)
-    try:
-        tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
-    except Exception as error:  # a hostile file can make torch raise nearly anything; all of it means the same to us
-        reason = str(error).partition("\n")[0][:_SHOWN]
-        raise TensorDamaged(f"torch cannot load its file without running code from it: {reason}") from None
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        raise TensorDamaged("its file holds something else than a plain tensor")
-    return str(tensor.dtype).removeprefix("torch."), tensor.shape

@@ -14,25 +14,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from tensorprobe.legacy.layouts.pt_format import STORAGES
 from tensorprobe.model import DTYPES
 
 MOST_BYTES = (1 << 32) - (1 << 20)
 """A plain zip has no place for more."""
 
-_STORAGES = {
-    "float32": "Float",
-    "float64": "Double",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "int8": "Char",
-    "uint8": "Byte",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-}
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
@@ -96,7 +83,7 @@ def _describe(dtype: str, shape: tuple[int, ...]) -> bytes:
         stride.append(count)
         count *= max(size, 1)
     elements = count if 0 not in shape else 0
-    storage = _STORAGES.get(dtype)
+    storage = STORAGES.get(dtype)
     kind = "_rebuild_tensor_v2" if storage else "_rebuild_tensor_v3"
     home, name = ("torch", f"{storage}Storage") if storage else ("torch.storage", "UntypedStorage")
     length = elements if storage else elements * DTYPES[dtype].itemsize

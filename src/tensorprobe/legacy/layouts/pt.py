@@ -2,25 +2,25 @@
 
 In: slots, whose `offset` is the number by which their file is known, and a folder that is trusted in nothing.
 Out: exactly the bytes that the slot's dtype and shape demand, row-major and little-endian, or TensorDamaged.
-The pickle of a plain tensor is not executed: the one form that `torch.save` gives it is recognised as a text is, and
-the bytes are taken from the archive where they lie. What has any other form goes to `torch.load(weights_only=True)`;
-torch is imported for that alone.
+Nothing in a file is run, and torch is not imported.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.legacy.layouts.file_memory import SMALL, ArenaPool, Demands, fill, map_file
 from tensorprobe.legacy.layouts.folder_files import FolderFiles
-from tensorprobe.legacy.layouts.pt_archive import Record, find_records
-from tensorprobe.legacy.layouts.pt_pickle import read_plain_tensor
+from tensorprobe.legacy.layouts.pt_format import Saved, describe_saved, read_saved
 from tensorprobe.model import DTYPES, Slot
+from tensorprobe.model.dtypes import NUMPY_NAMES
 from tensorprobe.numerics.address import pinned
 
-_MAX_PICKLE = 4096
+_RAW = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+"""What numpy moves elements as that it has no type for."""
 
 
 class PtSource:
@@ -32,13 +32,13 @@ class PtSource:
         self._demands = Demands()
 
     def read(self, slot: Slot) -> memoryview:
-        """The bytes of `slot`, in memory that is the caller's alone."""
+        """Return the bytes of `slot`, in memory that is the caller's alone."""
         if not self._demands.of(slot):
             return memoryview(bytearray())
         return _values(self._content(slot, lambda size: memoryview(bytearray(size))), slot)
 
     def hold(self, slot: Slot) -> tuple[int, object]:
-        """The address of the bytes of `slot`, and what must outlive their use."""
+        """Return the address of the bytes of `slot`, and what must outlive their use."""
         if not self._demands.of(slot):
             return 0, None
         leases: list[object] = []
@@ -67,39 +67,35 @@ class PtSource:
             os.close(descriptor)
 
 
+def read_pt_file(path: Path) -> tuple[memoryview, Slot]:
+    """Return the values of the tensor in one file, and a slot that describes them. Fails as `PtSource.read`."""
+    files = FolderFiles(path.parent, ())
+    try:
+        descriptor, size = files.open(path.name)
+        try:
+            content = map_file(descriptor, size).view(0, size) if size else memoryview(b"")
+        finally:
+            os.close(descriptor)
+    finally:
+        files.close()
+    dtype, shape = describe_saved(content)
+    slot = Slot(name="output.0", dtype=dtype, shape=shape, offset=0)
+    return (_values(content, slot) if slot.count else memoryview(bytearray())), slot
+
+
 def _values(content: memoryview, slot: Slot) -> memoryview:
-    """The bytes of the tensor in the file `content`."""
-    plain = _plain_values(content, slot)
-    return _loaded_values(content, slot) if plain is None else plain
-
-
-def _plain_values(content: memoryview, slot: Slot) -> memoryview | None:
-    """The bytes of the tensor where they lie in the archive; None when the file has another form than the usual one."""
-    records = find_records(content, _is_of_the_tensor)
-    pickle = records.get(b"data.pkl") if records else None
-    if records is None or pickle is None or pickle.length > _MAX_PICKLE:
-        return None
-    order = records.get(b"byteorder")
-    if order is not None and bytes(_part(content, order)) != b"little":
-        return None
-    tensor = read_plain_tensor(bytes(_part(content, pickle)))
-    storage = records.get(b"data/" + tensor.key) if tensor is not None else None
-    if tensor is None or storage is None or not tensor.is_row_major:
-        return None
+    """The bytes of the tensor in the file `content`: where they lie in it, or as a copy when they must be rearranged."""
+    saved = read_saved(content)
+    tensor = saved.tensor
     _demand_same(tensor.dtype, tensor.shape, slot)
-    if storage.length != tensor.nbytes or storage.length < slot.nbytes:
-        raise TensorDamaged(f"its file holds {storage.length:,} bytes of values; {slot.nbytes:,} are needed")
-    values = _part(content, storage)[: slot.nbytes]
-    # torch puts them at a multiple of 64; elsewhere the kernel must not read them.
-    return memoryview(bytearray(values)) if storage.start % DTYPES[slot.dtype].itemsize else values
-
-
-def _is_of_the_tensor(name: bytes) -> bool:
-    return name.startswith(b"data/") or name in (b"data.pkl", b"byteorder")
-
-
-def _part(content: memoryview, record: Record) -> memoryview:
-    return content[record.start : record.start + record.length]
+    itemsize = DTYPES[tensor.dtype].itemsize
+    if not tensor.is_row_major or saved.big_endian:
+        return _rearranged(saved, itemsize)
+    start = tensor.offset * itemsize
+    values = saved.storage[start : start + slot.count * itemsize]
+    with pinned(values) as (address, _):
+        # torch puts them at a multiple of 64; elsewhere the kernel must not read them.
+        return memoryview(bytearray(values)) if address % itemsize else values
 
 
 def _demand_same(dtype: str, shape: Sequence[int], slot: Slot) -> None:
@@ -110,37 +106,24 @@ def _demand_same(dtype: str, shape: Sequence[int], slot: Slot) -> None:
         )
 
 
-def _loaded_values(content: memoryview, slot: Slot) -> memoryview:
-    """The bytes of a tensor in another form than the usual one, through torch."""
-    import io
+def _rearranged(saved: Saved, itemsize: int) -> memoryview:
+    """The elements row by row, little-endian, with what is only noted in the description (conj, neg) done."""
+    import numpy
 
-    import torch
-
-    refuse_packed(content)
+    tensor = saved.tensor
+    known = NUMPY_NAMES.get(tensor.dtype)
+    if known is None and (tensor.negated or tensor.conjugated or tensor.dtype.startswith("complex")):
+        raise TensorDamaged(f"its file holds a {tensor.dtype} view that numpy cannot resolve. Save it contiguous")
+    kind = numpy.dtype(known or _RAW[itemsize])
+    stored = kind.newbyteorder(">") if saved.big_endian else kind
+    steps = [step * itemsize if size != 1 else 0 for step, size in zip(tensor.stride, tensor.shape, strict=True)]
     try:
-        tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
-    except Exception as error:  # a hostile file can make torch raise nearly anything; all of it means the same to us
-        reason = str(error).partition("\n")[0][:200]
-        raise TensorDamaged(f"torch.load refuses its file: {reason}") from None
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise TensorDamaged("its file holds something else than a plain tensor")
-    _demand_same(str(tensor.dtype).removeprefix("torch."), tensor.shape, slot)
-    block = bytearray(slot.nbytes)
-    torch.frombuffer(block, dtype=tensor.dtype).copy_(tensor.detach().flatten())
-    return memoryview(block)
-
-
-def refuse_packed(content: memoryview) -> None:
-    """A compressed archive may hold a thousand times its size; torch never writes one."""
-    import io
-    import zipfile
-
-    if bytes(content[:4]) != b"PK\3\4":
-        return
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-        raise TensorDamaged(f"its file is not a sound archive: {error}") from None
-    if packed:
-        raise TensorDamaged("its file is a compressed archive, which torch.save never writes")
+        values = numpy.ndarray(tensor.shape, stored, saved.storage, tensor.offset * itemsize, steps)
+    except ValueError as error:
+        raise TensorDamaged(f"its file holds a tensor that numpy cannot read: {error}") from None
+    made = numpy.array(values, kind, order="C")
+    if tensor.conjugated:
+        numpy.conjugate(made, out=made)
+    if tensor.negated:
+        numpy.negative(made, out=made)
+    return made.reshape(-1).view(numpy.uint8).data

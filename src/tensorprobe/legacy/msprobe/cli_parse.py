@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tensorprobe.errors import SettingsError
+from tensorprobe.errors import SettingsError, TensorDamaged
 from tensorprobe.legacy.compared.arguments import demand_output
+from tensorprobe.legacy.layouts.pt import read_pt_file
 from tensorprobe.legacy.msprobe.cli_options import Options
 from tensorprobe.record import export_run, open_run
+from tensorprobe.record.elements import to_torch
 from tensorprobe.record.export import save_tensor
 from tensorprobe.text import counted, plain
 
@@ -56,15 +58,12 @@ def _convert(source: Path, target: Path, form: str) -> Path:
     import torch
 
     try:
-        held = (
-            torch.from_numpy(numpy.load(source, allow_pickle=False))
-            if source.suffix == ".npy"
-            else torch.load(source, weights_only=True, map_location="cpu")
-        )
-    except Exception as error:  # of many kinds, and all of them mean the same
-        raise SettingsError(f"'{plain(source)}' cannot be read: {type(error).__name__}: {error}") from None
-    if not isinstance(held, torch.Tensor):
-        raise SettingsError(f"'{plain(source)}' holds a {type(held).__name__}, not a tensor.")
+        if source.suffix == ".npy":
+            held = torch.from_numpy(numpy.load(source, allow_pickle=False))
+        else:
+            held = to_torch(*read_pt_file(source.resolve()))
+    except (TensorDamaged, OSError, ValueError, TypeError, EOFError) as error:
+        raise SettingsError(f"'{plain(source)}' cannot be read: {error}") from None
     if form == "npy":
         narrow = held.is_floating_point() and held.dtype not in (torch.float16, torch.float32, torch.float64)
         held = (held.float() if narrow else held).detach().numpy()
