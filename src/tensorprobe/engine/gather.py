@@ -27,6 +27,7 @@ from tensorprobe.model.comparison import (
     RunSide,
 )
 from tensorprobe.model.measured import BASES
+from tensorprobe.model.reason import Skipped
 from tensorprobe.pairing.nearest import nothing_paired_hint
 from tensorprobe.record import Run
 from tensorprobe.version import VERSION
@@ -172,16 +173,12 @@ def _side(run: Run, calls: int) -> RunSide:
 def _sum_buckets(plan: Plan, results: Sequence[RankResult]) -> Buckets:
     total = Buckets(skipped=dict(plan.skipped))
     for result in results:
-        total.paired += result.buckets.paired
-        total.only_baseline += result.buckets.only_baseline
-        total.only_candidate += result.buckets.only_candidate
-        for reason, count in result.buckets.skipped.items():
-            total.skipped[reason] = total.skipped.get(reason, 0) + count
+        total.add(result.buckets)
     return total
 
 
 def _nothing_paired(runs: tuple[Run, Run], plan: Plan, buckets: Buckets) -> NothingPaired:
-    damaged = sum(count for reason, count in buckets.skipped.items() if "damaged" in reason)
+    damaged = sum(buckets.skipped.get(reason.value, 0) for reason in Skipped if reason.is_damage)
     total = buckets.only_baseline + buckets.only_candidate + damaged
     message = f"0 of {total:,} calls have a partner."
     if total > damaged or not damaged:

@@ -16,6 +16,7 @@ from tensorprobe.engine.rank_task import RankTask
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare
 from tensorprobe.judge.policy import check_policy
+from tensorprobe.model.reason import Skipped
 from tensorprobe.record import Run
 from tensorprobe.record.run import ranges
 
@@ -106,7 +107,7 @@ def _leave_out(plan: Plan, name: str, run: Run, only: set[tuple[int, int]], comm
         if not keys:
             continue
         calls = sum(len(run.segment(*key).index().entries) for key in keys)
-        reason = f"{kind} only in {name}"
+        reason = Skipped(f"{kind} only in {name}").value
         plan.skipped[reason] = plan.skipped.get(reason, 0) + calls
         numbers = ranges(sorted({key[kind == "rank"] for key in keys}))
         plan.notes.append(f"{kind} {numbers} is only in the {name}: {calls:,} calls not compared")

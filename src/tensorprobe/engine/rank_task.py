@@ -94,7 +94,7 @@ def _compare_steps(
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
         opinion = judge.judge(measured)
         result.answers.append(_with_sources(conclude_step(measured, opinion), runs, place))
-        _add_buckets(result.buckets, measured.buckets)
+        result.buckets.add(measured.buckets)
         unused = set(measured.unused_map)
         held = measured.unused_map if result.unused_map is None else result.unused_map
         result.unused_map = [name for name in held if name in unused]
@@ -130,11 +130,3 @@ def _with_sources(answer: StepAnswer, runs: tuple[Run, Run], place: Place) -> St
 
     kinds = ("introduced", "structural", "diverging", "difference")
     return msgspec.structs.replace(answer, **{kind: with_source(getattr(answer, kind)) for kind in kinds})
-
-
-def _add_buckets(total: Buckets, more: Buckets) -> None:
-    total.paired += more.paired
-    total.only_baseline += more.only_baseline
-    total.only_candidate += more.only_candidate
-    for reason, count in more.skipped.items():
-        total.skipped[reason] = total.skipped.get(reason, 0) + count

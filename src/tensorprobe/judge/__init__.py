@@ -5,6 +5,6 @@ Sees columns and names, never a tensor and never a disk: a new policy needs no n
 
 from tensorprobe.judge.divergence import conclude_rank, first_across_ranks
 from tensorprobe.judge.policy import POLICIES, Policy, load_policy
-from tensorprobe.judge.rank import RankJudge
+from tensorprobe.judge.walk import RankJudge
 
 __all__ = ["POLICIES", "Policy", "RankJudge", "conclude_rank", "first_across_ranks", "load_policy"]

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from tensorprobe.model.level import Level
+from tensorprobe.model.reason import Unrecorded
 
 Direction = Literal["forward", "backward"]
 Side = Literal["input", "output", "parameters"]
@@ -68,6 +69,11 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def count(self) -> int:
         """How many elements the tensor has."""
         return math.prod(self.shape)
+
+    @property
+    def unrecorded(self) -> Unrecorded | None:
+        """Why neither values nor statistics are in the record; None when they are."""
+        return None if self.skipped is None else Unrecorded.of(self.skipped)
 
     @property
     def has_data(self) -> bool:

@@ -207,12 +207,20 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Buckets(msgspec.Struct, kw_only=True):
-    """Where every call of both runs went; `paired` counts pairs. `skipped`: reason → count."""
+    """Where every call of both runs went; `paired` counts pairs. `skipped`: words of `model.reason.Skipped` → count."""
 
     paired: int = 0
     only_baseline: int = 0
     only_candidate: int = 0
     skipped: dict[str, int] = {}
+
+    def add(self, more: Buckets) -> None:
+        """Add the counts of another part of the comparison."""
+        self.paired += more.paired
+        self.only_baseline += more.only_baseline
+        self.only_candidate += more.only_candidate
+        for reason, count in more.skipped.items():
+            self.skipped[reason] = self.skipped.get(reason, 0) + count
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorprobe.model.comparison import Buckets, Finding
 from tensorprobe.model.level import Level
+from tensorprobe.model.reason import Unmeasured
 
 if TYPE_CHECKING:
     import numpy
@@ -81,6 +82,8 @@ class Rows:
     """Whether both sides have digests of one kind, and these differ: the tensors do, however alike their statistics are."""
     note: list[str]
     figures: dict[str, Array]
+    unmeasured: dict[int, Unmeasured] = field(default_factory=dict)
+    """Row → why it was not measured."""
 
 
 @dataclass

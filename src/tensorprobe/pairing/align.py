@@ -81,7 +81,6 @@ class Alignment:
     pairs: list[tuple[int, int]]
     only_baseline: list[int]
     only_candidate: list[int]
-    skipped: list[tuple[RunSideName, int, str]] = field(default_factory=list)
     how: dict[str, int] = field(default_factory=dict)
     """How the pairs were found → number of pairs; the keys that occur among name, sequence, map."""
     method: Method = "exact"
@@ -96,7 +95,6 @@ class Alignment:
             ("candidate", self.only_candidate, candidate_count, 1),
         ):
             held = [pair[at] for pair in self.pairs] + only
-            held += [position for skipped_side, position, _ in self.skipped if skipped_side == side]
             if sorted(held) != list(range(count)):
                 twice = [position for position, times in Counter(held).items() if times > 1]
                 lost = sorted(set(range(count)).difference(held))

@@ -21,6 +21,7 @@ from tensorprobe.model import DTYPES, Call, Slot, Summary
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Buckets, Finding, FindingKind
 from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
+from tensorprobe.model.reason import Skipped, Unmeasured, Unrecorded
 from tensorprobe.ops.names import canonical_op
 from tensorprobe.pairing.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
 from tensorprobe.pairing.jobs import Jobs, stored_alike
@@ -35,6 +36,7 @@ MAX_SUGGESTED = 50
 MAX_FINDINGS = 10_000
 _HARD = ("shape", "slots", "raised")
 
+_AGAIN = {"baseline": Skipped.AGAIN_IN_BASELINE, "candidate": Skipped.AGAIN_IN_CANDIDATE}
 _DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 
 Progress = Callable[[int], None]
@@ -109,12 +111,12 @@ def _measure_aligned(
     with _Table(segments, threads, place) as table:
         damaged = (len(indexes[0].damage), len(indexes[1].damage))
         if any(damaged):
-            table.skip("damaged line", sum(damaged))
+            table.skip(Skipped.DAMAGED_LINE, sum(damaged))
         pairs = read_pairs(segments, entries, alignment.pairs)
         while chunk := list(islice(pairs, CHUNK)):
             table.add([pair for pair in chunk if isinstance(pair, CallPair)])
             for reason in chunk:
-                if isinstance(reason, str):
+                if isinstance(reason, Skipped):
                     table.skip(reason, 2)
             if progress is not None:
                 progress(len(chunk))
@@ -270,7 +272,7 @@ class _Table:
             if basis == VALUES:
                 self._hand_over(at, left[at - start], right[at - start])
             elif basis == NONE:
-                rows.note[at] = _why_not(left[at - start], right[at - start])
+                rows.leave_out(at, *_why_not(left[at - start], right[at - start]))
         number, place = self._keys.setdefault, (self._place.step, self._place.rank)
         rows.key += [
             number(
@@ -286,7 +288,7 @@ class _Table:
         """Let the kernel measure the values of a row, unless another row has the same ones or they cannot be read."""
         rows = self._rows
         if ours.dtype not in _DTYPE_CODES or theirs.dtype not in _DTYPE_CODES:
-            rows.basis[at], rows.note[at] = NONE, f"dtype {ours.dtype} is unknown"
+            rows.leave_out(at, Unmeasured.DTYPE, f"dtype {ours.dtype} is unknown")
             return
         identity: tuple[object, ...] = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype)
         if ours.dtype != theirs.dtype:
@@ -304,8 +306,9 @@ class _Table:
                 job = self._job_of[identity] = self._jobs.add((ours, theirs), self._sources)
             except TensorDamaged as damage:
                 rows.permuted.pop(at, None)
-                known = ours.summary is not None and theirs.summary is not None
-                rows.basis[at], rows.note[at] = STATISTICS if known else NONE, f"damaged: {damage}"
+                rows.leave_out(at, Unmeasured.DAMAGED, f"damaged: {damage}")
+                if ours.summary is not None and theirs.summary is not None:
+                    rows.basis[at] = STATISTICS
                 return
         rows.job[at] = job
 
@@ -332,8 +335,6 @@ class _Table:
         damaged: tuple[int, int],
     ) -> None:
         """The calls that only one side has, with the nearest of the other side for the first of them."""
-        for _, _, reason in alignment.skipped:
-            self.skip(reason, 1)
         sides: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
         only = []
         for side, positions, held, lost in zip(
@@ -342,9 +343,9 @@ class _Table:
             # Activation checkpointing in one run only: what it computes again has no partner, and is no difference.
             only.append([position for position in positions if not held[position].repeat])
             if again := len(positions) - len(only[-1]):
-                self.skip(f"computed again in the {side} only", again)
+                self.skip(_AGAIN[side], again)
             if 0 < len(only[-1]) <= lost:
-                self.skip("its partner's line may be a damaged one", len(only.pop()))
+                self.skip(Skipped.PARTNER_DAMAGED, len(only.pop()))
                 only.append([])
         self._buckets.only_baseline += len(only[0])
         self._buckets.only_candidate += len(only[1])
@@ -391,20 +392,22 @@ class _Table:
             )
         )
 
-    def skip(self, reason: str, count: int) -> None:
+    def skip(self, reason: Skipped, count: int) -> None:
         """Count calls that cannot be compared."""
-        self._buckets.skipped[reason] = self._buckets.skipped.get(reason, 0) + count
+        self._buckets.add(Buckets(skipped={reason.value: count}))
 
 
-def _why_not(ours: Slot, theirs: Slot) -> str:
-    """Why a pair of slots cannot be measured."""
-    if ours.skipped or theirs.skipped:
-        return ours.skipped or theirs.skipped or ""
+def _why_not(ours: Slot, theirs: Slot) -> tuple[Unmeasured, str]:
+    """Return why a pair of slots cannot be measured, and the note that says so."""
+    if note := ours.skipped or theirs.skipped:
+        fresh = Unrecorded.of(note) is Unrecorded.UNINITIALISED
+        return Unmeasured.UNINITIALISED if fresh else Unmeasured.UNRECORDED, note
+    why = Unmeasured.UNRECORDED
     if ours.shape != theirs.shape:
-        return "other shape"
-    if ours.summary is not None and theirs.summary is not None:
-        return "a NaN on both sides, and nothing is known of the other elements"
-    return "not recorded"
+        why = Unmeasured.SHAPE
+    elif ours.summary is not None and theirs.summary is not None:
+        why = Unmeasured.HIDDEN
+    return why, why.value
 
 
 def _are_hidden(ours: Summary, theirs: Summary) -> bool:

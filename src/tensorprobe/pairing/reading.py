@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.model import Call
+from tensorprobe.model.reason import Skipped
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
@@ -52,7 +53,7 @@ def read_pairs(
     segments: tuple[Segment, Segment],
     entries: tuple[Sequence[Entry], Sequence[Entry]],
     pairs: Sequence[tuple[int, int]],
-) -> Iterator[CallPair | str]:
+) -> Iterator[CallPair | Skipped]:
     """Each pair; or, in its place, why one of its lines cannot be read."""
     readers = [
         _Reader(segment, entries_of_side, [pair[side] for pair in pairs])
@@ -60,10 +61,12 @@ def read_pairs(
     ]
     for ours, theirs in pairs:
         baseline, candidate = readers[0].get(ours), readers[1].get(theirs)
-        if isinstance(baseline, Call) and isinstance(candidate, Call):
-            yield CallPair(entries[0][ours].line, baseline, candidate)
+        if isinstance(baseline, Skipped):
+            yield baseline
+        elif isinstance(candidate, Skipped):
+            yield candidate
         else:
-            yield baseline if isinstance(baseline, str) else str(candidate)
+            yield CallPair(entries[0][ours].line, baseline, candidate)
 
 
 class _Reader:
@@ -74,20 +77,20 @@ class _Reader:
         self._entries = entries
         self._calls = segment.calls()
         self._next = 0
-        self._kept: dict[int, Call | str] = {}
+        self._kept: dict[int, Call | Skipped] = {}
         # When positions only go up, as they nearly always do, nothing passed is asked for again.
         rising = all(one < other for one, other in pairwise(wanted))
         self._wanted: set[int] = set() if rising else {entries[position].line for position in wanted}
 
-    def get(self, position: int) -> Call | str:
+    def get(self, position: int) -> Call | Skipped:
         entry = self._entries[position]
         if entry.line in self._kept:
             return self._kept.pop(entry.line)
         while self._next <= entry.line:
             item = next(self._calls, None)
             if item is None:
-                return "its file became shorter while it was read"
-            line, call = (item.line - 1, "damaged line") if isinstance(item, Damage) else item
+                return Skipped.FILE_SHORTENED
+            line, call = (item.line - 1, Skipped.DAMAGED_LINE) if isinstance(item, Damage) else item
             self._next = line + 1
             if line == entry.line:
                 return call
@@ -95,8 +98,8 @@ class _Reader:
                 self._kept[line] = call
         return self._read_alone(entry)
 
-    def _read_alone(self, entry: Entry) -> Call | str:
+    def _read_alone(self, entry: Entry) -> Call | Skipped:
         try:
             return self._segment.call_at(entry)
         except RunDamaged:
-            return "damaged line"
+            return Skipped.DAMAGED_LINE

@@ -12,7 +12,8 @@ import msgspec
 import numpy
 
 from tensorprobe.model import DTYPES, Slot
-from tensorprobe.model.measured import DIGEST, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
+from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
+from tensorprobe.model.reason import Unmeasured
 from tensorprobe.numerics.pairs import derive
 from tensorprobe.pairing.jobs import logical_index
 
@@ -38,7 +39,7 @@ _EQUAL: dict[str, Any] = {
 
 
 class RowLists:
-    """Columns as lists, which grow. `basis`, `job`, `key` and `note` are filled in by whoever decides how to measure."""
+    """Columns as lists, which grow. Whoever decides how to measure fills in `basis`, `job`, `key`, `note` and `unmeasured`."""
 
     def __init__(self) -> None:
         self.slot: list[str] = []
@@ -46,6 +47,7 @@ class RowLists:
         self.job: list[int] = []
         self.key: list[int] = []
         self.note: list[str] = []
+        self.unmeasured: dict[int, Unmeasured] = {}
         self.permuted: dict[int, Slot] = {}
         """Rows whose values are stored in another order than row-major, alike on both sides."""
         self._call: list[Array] = []
@@ -69,6 +71,10 @@ class RowLists:
             moments = [_NO_SUMMARY if slot.summary is None else msgspec.structs.astuple(slot.summary) for slot in slots]
             self._moments[side].append(numpy.array(moments, dtype=numpy.float64).reshape(-1, len(_MOMENTS)))
 
+    def leave_out(self, row: int, why: Unmeasured, note: str) -> None:
+        """Note that a row cannot be measured."""
+        self.basis[row], self.note[row], self.unmeasured[row] = NONE, note, why
+
     def finish(self, raw: Array, directions: Sequence[str]) -> Rows:
         """The finished columns; `raw` has what the kernel measured, `directions` are those of the calls."""
         sides = {name: code for name in set(self.slot) if (code := _SIDE_CODES.get(name.partition(".")[0], 0)) >= 0}
@@ -91,6 +97,7 @@ class RowLists:
             other_bits=numpy.array(self._digested, dtype=bool) & (basis != DIGEST),
             note=self.note,
             figures=self._figures(raw),
+            unmeasured=self.unmeasured,
         )
 
     def _figures(self, raw: Array) -> dict[str, Array]:

@@ -14,6 +14,7 @@ import xxhash
 
 from tensorprobe.errors import NoData, RunError
 from tensorprobe.model import Slot, Summary
+from tensorprobe.model.reason import Unrecorded
 from tensorprobe.record.elements import demand_shape
 from tensorprobe.record.stored import StoredCall, StoredSlot
 from tensorprobe.replay.constraints import constrain
@@ -65,7 +66,7 @@ def generator(key: str) -> torch.Generator:
 def draw(slot: Slot, key: str) -> torch.Tensor:
     """A random tensor: uniform between the recorded minimum and maximum, which are its first and its last element."""
     dtype = getattr(torch, slot.dtype, None)
-    if not isinstance(dtype, torch.dtype) or (slot.skipped is not None and "only written" not in slot.skipped):
+    if not isinstance(dtype, torch.dtype) or slot.unrecorded not in (None, Unrecorded.WRITTEN_ONLY):
         raise CannotReplay(f"{slot.name} is a {slot.skipped or slot.dtype}")
     try:
         demand_shape(slot)

@@ -14,6 +14,7 @@ from torch.overrides import resolve_name
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import changed_arguments
+from tensorprobe.model.reason import Unrecorded
 from tensorprobe.ops import Trait, has, is_collective, received_slots
 from tensorprobe.ops.names import RECURRENT
 from tensorprobe.taps.override_free import COMPOSITES, ENGINES
@@ -31,8 +32,7 @@ _PREFIXES = (
 )
 
 OUT = ("input.kwargs.out",)
-WRITTEN_ONLY = "only written to by the call"
-UNINITIALISED = "memory not yet initialised"
+WRITTEN_ONLY, UNINITIALISED = Unrecorded.WRITTEN_ONLY.value, Unrecorded.UNINITIALISED.value
 
 
 class Plan(NamedTuple):

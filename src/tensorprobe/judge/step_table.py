@@ -1,0 +1,124 @@
+"""One step of one rank as the walk reads it, row by row and call by call: columns as lists, and questions about one row.
+
+The table is facts only: nothing in it depends on what was judged before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy
+
+from tensorprobe.judge.limits import Limits
+from tensorprobe.judge.noise_model import Allowance, Errors
+from tensorprobe.judge.severity import Severity
+from tensorprobe.model.measured import Calls, Measured, Rows
+from tensorprobe.model.reason import Unmeasured
+from tensorprobe.ops import Trait, argument_name, has
+
+
+@dataclass
+class StepTable:
+    """Rows have their position in `Rows`, calls theirs in `Calls`."""
+
+    calls: Calls
+    rows: Rows
+    identity: list[Hashable]
+    """For each row what identifies its pair of tensors, here and in other steps."""
+    made: list[bool]
+    measured: list[bool]
+    equal: list[bool]
+    exact: list[bool]
+    """Integers and bool."""
+    severity: list[int]
+    verdict: list[int]
+    """Of a rule with fixed limits; -1 where the noise model decides."""
+    relative: list[float]
+    roundoff: list[float]
+    drift: list[float]
+    """The error relative to the natural size of the result."""
+    nonfinite: list[bool]
+    """Whether NaN or infinity differ."""
+    operands_equal: list[bool]
+    """For each call."""
+    first_unpaired: int | None = None
+    """The index of the first call without a partner."""
+    fresh: set[tuple[tuple[int, ...], str]] = field(default_factory=set)
+    """Shape and dtype of memory that was allocated in this step without being initialised."""
+
+    @classmethod
+    def of(
+        cls, measured: Measured, errors: Errors, allowance: Allowance, limits: Limits, severity: Severity
+    ) -> StepTable:
+        """Return the table of a measured step."""
+        rows = measured.rows
+        size = numpy.maximum(allowance.size, 1e-300)
+        return cls(
+            calls=measured.calls,
+            rows=rows,
+            identity=[measured.keys[key] if key >= 0 else None for key in rows.key.tolist()],
+            made=rows.made.tolist(),
+            measured=errors.measured.tolist(),
+            equal=errors.equal.tolist(),
+            exact=errors.exact.tolist(),
+            severity=severity.level.tolist(),
+            verdict=limits.verdict.tolist(),
+            relative=errors.relative.tolist(),
+            roundoff=errors.roundoff.tolist(),
+            drift=numpy.minimum(errors.rms_error / size, 1.0).tolist(),
+            nonfinite=(rows.figures["nonfinite_different"] > 0).tolist(),
+            operands_equal=allowance.operands_equal.tolist(),
+            first_unpaired=min(
+                (finding.index for finding in measured.findings if finding.kind.startswith("only_")), default=None
+            ),
+            fresh={
+                (rows.shapes[0][row], rows.dtype_names[0][row])
+                for row, why in rows.unmeasured.items()
+                if why is Unmeasured.UNINITIALISED
+            },
+        )
+
+    def rows_of(self, call: int) -> range:
+        """Return the rows of a call."""
+        first = self.calls.first_row
+        return range(first[call], first[call + 1] if call + 1 < len(first) else len(self.made))
+
+    def is_parameter(self, row: int, call: int) -> bool:
+        """Whether the row is a named argument, such as a weight."""
+        return bool(argument_name(self.calls.op[call], self.rows.slot[row]))
+
+    def is_written_to(self, row: int, call: int) -> bool:
+        """Whether the call writes into this argument."""
+        slots, span = self.rows.slot, self.rows_of(call)
+        place = slots[row].removeprefix("input.")
+        if f"output.changed.{place}" in slots[span.start : span.stop]:
+            return True
+        return place == "0" and self.calls.op[call].endswith(("_", ".__setitem__"))
+
+    def is_fresh_memory(self, row: int, call: int) -> bool:
+        """Whether a differing argument looks like uninitialised memory that the call fills in part."""
+        rows = self.rows
+        fresh = (rows.shapes[0][row], rows.dtype_names[0][row]) in self.fresh
+        return fresh and has(self.calls.op[call], Trait.WRITES_PART) and self.is_written_to(row, call)
+
+    def may_be_external(self, row: int, call: int, *, diverged: bool) -> bool:
+        """Whether a differing tensor of unknown origin existed before the first call, rather than being made on the way.
+
+        Once something has diverged, the tensor may follow from that; a parameter does not. A call without a partner, or
+        partners in other modules, may have made it.
+        """
+        calls = self.calls
+        if self.first_unpaired is not None and self.first_unpaired <= calls.index[call]:
+            return False
+        if not _same_module(calls.module[call], calls.candidate_module[call]):
+            return False
+        if self.is_parameter(row, call) and self.rows.grad[row]:
+            return True
+        # The code between calls of modules makes tensors too.
+        return not diverged and (not calls.level[call].is_module or not call)
+
+
+def _same_module(one: str, other: str) -> bool:
+    """Whether two paths name one module, perhaps inside a wrapper on one side."""
+    return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")

@@ -1,0 +1,324 @@
+"""The walk through the calls of one rank, step after step: verdicts for rows, a status for every call.
+
+A call's inputs are judged by where they come from: a tensor that an earlier call produced has the verdict it got there,
+recognised by its content. A tensor that no recorded call produced is judged by itself. So an error is blamed on the call in
+which it first exceeds what arithmetic explains, and what follows from it is inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from tensorprobe.judge.limits import Limits, judge_by_limits
+from tensorprobe.judge.noise_model import Allowance, allow, errors_of
+from tensorprobe.judge.policy import Policy
+from tensorprobe.judge.severity import AMPLIFIED, UNEXPLAINED, Attention, Severity, choose_calls, rate_rows
+from tensorprobe.judge.step_table import StepTable
+from tensorprobe.model.comparison import STATUSES
+from tensorprobe.model.measured import (
+    AGREES,
+    DIVERGES,
+    HARD,
+    INPUTS,
+    JUDGED,
+    NONE,
+    UNMEASURED,
+    Calls,
+    Measured,
+    Opinions,
+)
+
+Array = numpy.ndarray[Any, Any]
+
+_AGREE, _INTRODUCED, _INHERITED, _AMPLIFIED, _STRUCTURAL, _UNMEASURED = range(len(STATUSES))
+_IDENTICAL, _INPUTS_AGREE, _INPUTS_DIVERGE, _INPUTS_UNKNOWN = range(len(INPUTS))
+_L2, _NONFINITE = JUDGED.index("relative_l2"), JUDGED.index("nonfinite_different")
+
+ORIGIN_ROUNDOFFS = 2.0
+DRIFT_FACTOR = 8.0
+LATER_STEP_ERROR = 0.05
+"""Allowed relative difference of parameters at the start of a later step when the calls that updated them were not recorded."""
+
+
+class RankJudge:
+    """Judges the steps of one rank, which must come in order."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._lineage = Lineage()
+
+    def judge(self, measured: Measured) -> Opinions:
+        """Return the verdicts and statuses of one step."""
+        errors = errors_of(measured)
+        with numpy.errstate(all="ignore"):
+            allowance = allow(measured, errors)
+            limits = judge_by_limits(measured, self._policy)
+            severity = rate_rows(measured.rows, errors, allowance, limits.noise)
+            table = StepTable.of(measured, errors, allowance, limits, severity)
+        opinions = _blank_opinions(measured, severity, limits, allowance)
+        attention = choose_calls(measured, errors, limits, severity)
+        walk_step(table, attention, opinions, self._lineage)
+        return opinions
+
+
+@dataclass
+class Lineage:
+    """What earlier calls and steps of the rank have established."""
+
+    verdicts: dict[Hashable, int] = field(default_factory=dict)
+    """Of the tensors that differ, by their content."""
+    drift: float = 0.0
+    """The greatest relative error that was accepted as noise."""
+    steps: int = 0
+    diverged: bool = False
+
+
+def walk_step(table: StepTable, attention: Attention, opinions: Opinions, lineage: Lineage) -> None:
+    """Judge the calls of one step in order: fill in `opinions`, and carry on `lineage`.
+
+    As long as nothing has diverged only doubtful calls are looked at; the others agree.
+    """
+    walk = _Walk(table, opinions, lineage)
+    quiet = attention.wanted & ~attention.doubtful
+    opinions.inputs[quiet] = numpy.where(table.operands_equal, _IDENTICAL, _INPUTS_AGREE)[quiet]
+    opinions.status[quiet & attention.amplified] = _AMPLIFIED
+    results = _QuietResults(table, quiet)
+    start = 0
+    if not lineage.diverged:
+        for call in numpy.flatnonzero(attention.doubtful).tolist():
+            results.accept(start, call, lineage)
+            walk.judge_call(call)
+            start = call + 1
+            if lineage.diverged:
+                break
+        else:
+            results.accept(start, len(table.calls.name), lineage)
+            start = len(table.calls.name)
+    # From here on a call may have inherited what was found, so each is looked at.
+    for call in (numpy.flatnonzero(attention.wanted[start:]) + start).tolist():
+        opinions.status[call] = _AGREE
+        walk.judge_call(call)
+    lineage.steps += 1
+
+
+class _QuietResults:
+    """Results of calls that agree as long as nothing before them has diverged."""
+
+    def __init__(self, table: StepTable, quiet: Array) -> None:
+        rows = table.rows
+        self._table = table
+        self._rows = numpy.flatnonzero(quiet[rows.call] & rows.made & ~numpy.array(table.equal, dtype=bool))
+        self._call = rows.call[self._rows]
+
+    def accept(self, start: int, end: int, lineage: Lineage) -> None:
+        """Remember that the results of the calls from `start` to `end` agree."""
+        first, last = numpy.searchsorted(self._call, (start, end))
+        rows, table = self._rows[first:last].tolist(), self._table
+        lineage.verdicts.update(dict.fromkeys((table.identity[row] for row in rows), AGREES))
+        lineage.drift = max(lineage.drift, max((table.drift[row] for row in rows), default=0.0))
+
+
+class _Walk:
+    """One step, call by call."""
+
+    def __init__(self, table: StepTable, opinions: Opinions, lineage: Lineage) -> None:
+        self._table, self._opinions, self._lineage = table, opinions, lineage
+        self._modules = FaultyModules(table.calls)
+        self._diverging: set[int] = set()
+        """Calls with an input or an output that diverges."""
+        self._filling: set[int] = set()
+        """Calls that write into memory that was never initialised."""
+        self._external: set[int] = set()
+        self._wrong_parameters: set[int] = set()
+        """Calls with a parameter that diverges."""
+
+    def judge_call(self, call: int) -> None:
+        """Give verdicts to the rows of a call and a status to the call."""
+        table, opinions = self._table, self._opinions
+        rows = table.rows_of(call)
+        outputs = [row for row in rows if table.made[row]]
+        inputs = self._judge_inputs(call, [row for row in rows if not table.made[row]], outputs)
+        diverging = inputs == _INPUTS_DIVERGE
+        beyond = amplified = seen = False
+        for row in outputs:
+            if not table.measured[row]:
+                opinions.verdict[row] = UNMEASURED
+                continue
+            severity, by_limit = table.severity[row], table.verdict[row]
+            seen |= by_limit != UNMEASURED
+            if by_limit >= 0:
+                verdict = by_limit
+                amplified |= diverging and verdict == DIVERGES and severity == UNEXPLAINED
+            elif call in self._filling and not table.equal[row]:
+                verdict = UNMEASURED
+                seen = False
+            else:
+                verdict = DIVERGES if severity == UNEXPLAINED or (severity and diverging) else AGREES
+                amplified |= severity >= AMPLIFIED
+            opinions.verdict[row] = verdict
+            beyond |= verdict == DIVERGES
+            self._remember(row, verdict)
+        if beyond or diverging:
+            self._diverging.add(call)
+            self._lineage.diverged = True
+        opinions.inputs[call] = inputs
+        opinions.status[call] = self._status(call, beyond, diverging, amplified, seen or not outputs)
+        self._modules.leave(call)
+        if opinions.status[call] == _INTRODUCED or call in self._wrong_parameters:
+            self._modules.blame(call)
+
+    def _status(self, call: int, beyond: bool, diverging: bool, amplified: bool, seen: bool) -> int:
+        if beyond and not diverging:
+            return _INTRODUCED
+        if self._table.calls.structural[call] == HARD:
+            return _STRUCTURAL
+        if beyond:
+            return _AMPLIFIED if amplified and not self._modules.is_faulty(call) else _INHERITED
+        if call in self._external:
+            return _INHERITED
+        if not seen:
+            return _UNMEASURED
+        return _AMPLIFIED if amplified and not diverging else _AGREE
+
+    def _judge_inputs(self, call: int, rows: list[int], outputs: list[int]) -> int:
+        """Give each input a verdict and return what they amount to. A backward call also has the inputs of its forward call."""
+        table = self._table
+        overwritten = bool(outputs) and all(table.equal[row] for row in outputs)
+        # What a module computes is computed by the calls inside it, which ended before it did.
+        diverging = self._modules.is_faulty(call) or table.calls.forward[call] in self._diverging
+        seen = False
+        for row in rows:
+            if not table.measured[row]:
+                self._opinions.verdict[row] = UNMEASURED
+                continue
+            seen |= table.verdict[row] != UNMEASURED
+            if table.equal[row] and table.verdict[row] <= 0:
+                continue
+            verdict = self._judge_input(row, call, overwritten)
+            self._opinions.verdict[row] = verdict
+            if verdict == DIVERGES:
+                diverging = True
+                if table.is_parameter(row, call):
+                    self._wrong_parameters.add(call)
+        if diverging:
+            return _INPUTS_DIVERGE
+        if rows and not seen:
+            return _INPUTS_UNKNOWN
+        return _IDENTICAL if table.operands_equal[call] else _INPUTS_AGREE
+
+    def _judge_input(self, row: int, call: int, overwritten: bool) -> int:
+        table = self._table
+        known = self._lineage.verdicts.get(table.identity[row])
+        by_limit = table.verdict[row]
+        if by_limit >= 0:
+            if by_limit == DIVERGES and known is None:
+                self._note_external(row, call)
+            return by_limit
+        if known is None or (known == UNMEASURED and not table.is_fresh_memory(row, call)):
+            known = self._judge_origin(row, call, harmless=overwritten)
+        if known == UNMEASURED:
+            self._filling.add(call)
+        return known
+
+    def _judge_origin(self, row: int, call: int, *, harmless: bool) -> int:
+        """Judge a tensor that no recorded call produced: a parameter, data, or a sum made inside the autograd engine.
+
+        UNMEASURED for fresh memory that the call fills: what it held before is nobody's result.
+        """
+        table, opinions, lineage = self._table, self._opinions, self._lineage
+        if table.is_fresh_memory(row, call):
+            return UNMEASURED
+        if harmless and table.is_written_to(row, call):
+            return AGREES
+        allowed = max(ORIGIN_ROUNDOFFS * table.roundoff[row], DRIFT_FACTOR * lineage.drift)
+        if lineage.steps and table.calls.direction[call] == "forward":
+            allowed = max(allowed, LATER_STEP_ERROR)
+        error, broken = table.relative[row], table.nonfinite[row]
+        verdict = DIVERGES if error > allowed or broken or (table.exact[row] and not lineage.drift) else AGREES
+        opinions.judged_by[row] = _NONFINITE if broken else _L2
+        opinions.measured[row], opinions.allowed[row] = error, allowed
+        if verdict == DIVERGES:
+            self._note_external(row, call)
+        lineage.verdicts.setdefault(table.identity[row], verdict)
+        return verdict
+
+    def _note_external(self, row: int, call: int) -> None:
+        """Remember a tensor that differs in the first step although no recorded call produced it."""
+        table, lineage = self._table, self._lineage
+        in_first_forward = table.calls.direction[call] == "forward" and not lineage.steps
+        if in_first_forward and table.may_be_external(row, call, diverged=lineage.diverged):
+            self._opinions.externals.append((row, call))
+            self._external.add(call)
+
+    def _remember(self, row: int, verdict: int) -> None:
+        if self._table.equal[row]:
+            return
+        self._lineage.verdicts[self._table.identity[row]] = verdict
+        if verdict == AGREES:
+            self._lineage.drift = max(self._lineage.drift, self._table.drift[row])
+
+
+class FaultyModules:
+    """The modules in which a call went wrong or has other parameters: their own calls inherit that."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._paths: set[tuple[str, str]] = set()
+
+    def blame(self, call: int) -> None:
+        """Mark every module around the call.
+
+        An input that diverges is not enough: code of the module itself, which is no call, may have made it.
+        """
+        direction, path = self._calls.direction[call], self._calls.module[call]
+        if self._calls.level[call].is_module:
+            own = module_path(self._calls.op[call])
+            path = own.rpartition(".")[0]
+            if not own:
+                return
+        while path:
+            self._paths.add((direction, path))
+            path = path.rpartition(".")[0]
+        self._paths.add((direction, ""))
+
+    def leave(self, call: int) -> None:
+        """A module has ended: what went wrong inside it does not excuse its next call."""
+        if self._paths and self._calls.level[call].is_module:
+            own, direction = module_path(self._calls.op[call]), self._calls.direction[call]
+            self._paths = {
+                (way, path)
+                for way, path in self._paths
+                if way != direction or (path != own and not path.startswith(f"{own}." if own else ""))
+            }
+
+    def is_faulty(self, call: int) -> bool:
+        """Whether the call is that of a module in which something has diverged."""
+        if not self._calls.level[call].is_module:
+            return False
+        return (self._calls.direction[call], module_path(self._calls.op[call])) in self._paths
+
+
+def module_path(op: str) -> str:
+    """`layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
+    return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
+
+
+def _blank_opinions(measured: Measured, severity: Severity, limits: Limits, allowance: Allowance) -> Opinions:
+    """Everything agrees, with the figures that are reported for each row."""
+    by_limit = limits.verdict >= 0
+    verdict = numpy.where(measured.rows.basis == NONE, UNMEASURED, numpy.maximum(limits.verdict, AGREES))
+    number = len(measured.calls.name)
+    return Opinions(
+        verdict=verdict.astype(numpy.int8),
+        judged_by=numpy.where(by_limit, limits.judged_by, severity.judged_by).astype(numpy.int8),
+        measured=numpy.where(by_limit, limits.measured, severity.measured),
+        allowed=numpy.where(by_limit, limits.allowed, severity.allowed),
+        status=numpy.full(number, _AGREE, dtype=numpy.int8),
+        inputs=numpy.full(number, _IDENTICAL, dtype=numpy.int8),
+        input_error=allowance.input_error,
+        externals=[],
+    )

@@ -1,0 +1,61 @@
+"""Why something was not recorded, measured or compared. The values are the words on disk and in the result; code compares members.
+
+`Unrecorded` and `Skipped` read foreign or older text with `of`: words that no member has become `OTHER`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Unrecorded(str, Enum):
+    """Why a slot of a run has neither values nor statistics: the field `skipped` of format 1."""
+
+    WRITTEN_ONLY = "only written to by the call"
+    UNINITIALISED = "memory not yet initialised"
+    OTHER = ""
+    """The text names a layout, a dtype, a tensor subclass, an error, or what another tool says."""
+
+    __str__ = str.__str__
+
+    @classmethod
+    def of(cls, text: str) -> Unrecorded:
+        """Return the member with this text, else OTHER."""
+        return _UNRECORDED.get(text, cls.OTHER)
+
+
+_UNRECORDED = {member.value: member for member in Unrecorded}
+
+
+class Unmeasured(str, Enum):
+    """Why a pair of slots was not measured. The note of the row has these words, or more precise ones."""
+
+    UNRECORDED = "not recorded"
+    UNINITIALISED = "memory not yet initialised"
+    SHAPE = "other shape"
+    HIDDEN = "a NaN on both sides, and nothing is known of the other elements"
+    DTYPE = "unknown dtype"
+    DAMAGED = "damaged"
+
+    __str__ = str.__str__
+
+
+class Skipped(str, Enum):
+    """Why a call is not compared: a key of `Buckets.skipped`."""
+
+    DAMAGED_LINE = "damaged line"
+    PARTNER_DAMAGED = "its partner's line may be a damaged one"
+    FILE_SHORTENED = "its file became shorter while it was read"
+    AGAIN_IN_BASELINE = "computed again in the baseline only"
+    AGAIN_IN_CANDIDATE = "computed again in the candidate only"
+    RANK_ONLY_IN_BASELINE = "rank only in baseline"
+    RANK_ONLY_IN_CANDIDATE = "rank only in candidate"
+    STEP_ONLY_IN_BASELINE = "step only in baseline"
+    STEP_ONLY_IN_CANDIDATE = "step only in candidate"
+
+    __str__ = str.__str__
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether a damaged line of a run is the cause."""
+        return self in (Skipped.DAMAGED_LINE, Skipped.PARTNER_DAMAGED)
