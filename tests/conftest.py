@@ -97,6 +97,16 @@ def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", warm.Popen)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """In the quick loop no recorder gets a process: the same code runs in a thread, as where none can be started."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no processes in the quick loop")
+
+    if config.option.markexpr == "not process":
+        writer._RecorderProcess = refuse  # type: ignore[assignment,misc]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes, and put those of the simulated device first.
 

@@ -366,6 +366,7 @@ def test_the_front_door_opens_it(tmp_path: Path) -> None:
     assert open_run(path).names(0, 0) == open_run(tmp_path).names(0, 0) == ["Functional.silu.0.forward"]
 
 
+@pytest.mark.process
 def test_a_recording_becomes_files_once(tmp_path: Path) -> None:
     recording = recording_folder(tmp_path, 99)
     x = torch.ones(2)

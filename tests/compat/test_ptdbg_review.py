@@ -48,6 +48,7 @@ def test_two_processes_do_not_write_into_one_dump(monkeypatch: pytest.MonkeyPatc
     assert PKL.read_bytes() == b""
 
 
+@pytest.mark.process
 def test_the_recorder_holds_the_dump_and_the_trainer_does_not() -> None:
     begin()
     with PKL.open("rb") as other, pytest.raises(BlockingIOError):

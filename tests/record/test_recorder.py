@@ -111,6 +111,7 @@ def test_lines_are_standard_json_and_leave_defaults_out(tmp_path: Path) -> None:
     assert line["slots"][0]["summary"][:2] == ["-Infinity", "-Infinity"]
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_recorder_writes_all_that_was_handed_over_when_the_trainer_is_gone(tmp_path: Path) -> None:
     """The pipe ends without a word of farewell: what is half-told is dropped, the rest is there, and the run is not closed."""

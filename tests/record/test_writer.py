@@ -111,6 +111,7 @@ def test_call_after_close_is_dropped_and_touches_no_file(tmp_path: Path) -> None
     assert open_run(tmp_path / "run").steps == []
 
 
+@pytest.mark.process
 def test_nothing_is_raised_when_the_recorder_is_gone(tmp_path: Path) -> None:
     writer = start_writer(tmp_path, ring_bytes=1 << 20)
     process = writer._recorder._process  # type: ignore[attr-defined]
@@ -132,6 +133,7 @@ def test_training_waits_while_the_ring_is_full_and_no_longer(tmp_path: Path) -> 
     assert len(open_run(tmp_path).names(0, 0)) == 40
 
 
+@pytest.mark.process
 def test_memory_of_the_ring_is_given_back(tmp_path: Path) -> None:
     def mapped() -> int:
         return sum("tensorprobe" in line for line in Path("/proc/self/maps").read_text().splitlines())

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ptdbg_ascend as ptdbg
-from ptdbg_ascend import acl, dump
 from tensorprobe.errors import CaptureIncomplete
+from tensorprobe.legacy.ptdbg import acl, dump
 from tensorprobe.sim import npu_module as stand_in
 
 WHOLE = ["init_dump", "set_dump", "finalize_dump"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptdbg_ascend import acc_cmp_dump, dump, register_hook, set_dump_path, set_dump_switch
+from ptdbg_ascend import acc_cmp_dump, register_hook, set_dump_path, set_dump_switch
+from tensorprobe.legacy.ptdbg import dump
 from tensorprobe.sim import npu_ops
 from tests.compat.reading import Dump, read_dump
 from tests.sim.test_torch_npu import CALLS
