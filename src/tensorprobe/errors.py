@@ -36,8 +36,8 @@ class SettingsError(TensorprobeError, ValueError):
     """A setting, flag or argument is wrong."""
 
 
-class UnknownSetting(SettingsError):
-    """A setting that does not exist."""
+class UnknownSetting(SettingsError, TypeError):
+    """A setting that does not exist. Also a TypeError, as for any function that gets a keyword it does not take."""
 
 
 class RunError(TensorprobeError):

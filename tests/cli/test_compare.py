@@ -17,7 +17,7 @@ from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 def invoke(*arguments: object) -> Result:
     app = typer.Typer()
     compare.register(app)
-    return CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=True)
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)], catch_exceptions=True)
 
 
 def test_runs_that_part_exit_1_with_the_place_first(tmp_path: Path) -> None:
@@ -70,27 +70,51 @@ def test_printed_forms(form: str, start: str, tmp_path: Path) -> None:
     assert done.stdout.startswith(start)
 
 
+def test_forms_are_written_to_files_beside_what_is_printed(tmp_path: Path) -> None:
+    forms = {"md": "#", "junit": "<?xml", "csv": '"step","rank"', "json": "{", "parquet": "PAR1", "xlsx": "PK"}
+    options = [part for form in forms for part in ("--format", f"{form}={tmp_path / form}")]
+    done = invoke(*write_pair(tmp_path), *options)
+    assert (done.exit_code, done.stdout[:8]) == (1, "DIVERGED")
+    for form, start in forms.items():
+        assert (tmp_path / form).read_bytes().startswith(start.encode()), form
+    assert (tmp_path / "md").read_text() == invoke(*write_pair(tmp_path), "--format", "md").stdout.rstrip("\n") + "\n"
+    refused = invoke(*write_pair(tmp_path), "--format", f"md={tmp_path}")
+    assert "cannot write" in str(refused.exception)
+
+
+def test_the_old_spelling_of_out_works(tmp_path: Path) -> None:
+    assert invoke(*write_pair(tmp_path), "--output", tmp_path / "out").exit_code == 1
+    assert listed(tmp_path / "out") == sorted(FILES)
+
+
 def test_a_shard_says_what_comes_next(tmp_path: Path) -> None:
     runs, out = write_pair(tmp_path), tmp_path / "my out"
     done = invoke(*runs, "-o", out, "--shard", "2/2")
     assert (done.exit_code, done.stdout) == (
         0,
-        "SHARD 2 of 2  rank 1 of 3 in all; 6 pairs of calls compared\n"
+        "SHARD 2 of 2  rank 1 of 3; 6 pairs of calls compared\n"
         f"Still missing: 1/2. Then:   tensorprobe merge '{out}'\n",
     )
     done = invoke(*runs, "-o", out, "--shard", "1/2")
-    assert done.stdout.endswith(f"All shards are there:   tensorprobe merge '{out}'\n")
+    assert done.stdout.endswith(f"All shards are done. Next:   tensorprobe merge '{out}'\n")
     done = invoke(*runs, "-o", tmp_path / "many", "--shard", "20/20")
     assert done.stdout == (
-        "SHARD 20 of 20  no rank of 3 in all; 0 pairs of calls compared\n"
+        "SHARD 20 of 20  no rank of 3; 0 pairs of calls compared\n"
         "Still missing: 1/20, 2/20, 3/20, 4/20, 5/20, 6/20, 7/20, 8/20, 9/20, 10/20 and 9 more. "
         f"Then:   tensorprobe merge {tmp_path / 'many'}\n"
     )
 
 
 WRONG = [
-    (["--format", "csv"], "--format csv is a file: say where with -o FOLDER"),
-    (["--shard", "1/2"], "--shard leaves its part in a folder that all shards share: say where with -o FOLDER"),
+    (["--format", "csv"], "--format csv writes a file: add -o FOLDER, or --format csv=FILE"),
+    (["--format", "xml"], "unknown form 'xml'; expected text, json, md, junit, github, csv, parquet or xlsx"),
+    (["--format", "markdwn"], "unknown form"),
+    (["--format", "md="], "the file is missing after '='"),
+    (["--format", "md=nowhere/x.md"], "there is no folder 'nowhere'"),
+    (["--format", "md", "--format", "junit"], "only one form can be printed, got md, junit"),
+    (["--format", "md", "--json"], "only one form can be printed, got md, json"),
+    (["-o", "x", "--output", "y"], "--out is given twice"),
+    (["--shard", "1/2"], "--shard writes its part into a folder that all shards share: add -o FOLDER"),
     (["--shard", "1/2", "-o", "x", "--json"], "a shard has no answer to print"),
     (["--shard", "1/2", "-o", "x", "--format", "md"], "a shard has no answer to print"),
     (["--shard", "2/1", "-o", "x"], "it must be i/n with i from 1 to n"),

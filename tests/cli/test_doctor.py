@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
+from tensorprobe.cli import doctor
 from tensorprobe.numerics.native import SWITCH, describe
 from tensorprobe.version import VERSION
 
@@ -38,7 +42,29 @@ def test_doctor_tells_versions_devices_kernel_and_extras(monkeypatch: pytest.Mon
     assert lines["loops"].split() == ["loops", "native"]
     assert "cpu" in lines["devices"]
     assert lines["capture"].split()[1:] == ["works"]
-    assert "safetensors" in lines["extra"]
+    for part in ("pyarrow", "xlsxwriter", "ray", "safetensors"):
+        assert f"optional   {part} " in done.stdout
+    assert lines["compiler"] and lines["completion"]
+
+
+def test_doctor_says_what_a_missing_part_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise doctor.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    monkeypatch.setattr(doctor, "describe", lambda: "numpy twin (extension not built)")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.Path, "home", lambda: Path("/nonexistent"))
+    app = typer.Typer()
+    doctor.register(app)
+    lines = CliRunner().invoke(app, []).stdout.splitlines()
+    assert (
+        "optional   xlsxwriter not installed. Needed for compare --format xlsx. Install: pip install 'tensorprobe[xlsx]'"
+        in lines
+    )
+    assert "kernel     numpy twin (extension not built): measuring tensors is several times slower" in lines
+    assert "compiler   none: install one (gcc or clang) and reinstall tensorprobe" in lines
+    assert lines[-1] == "completion not installed. Install: tensorprobe --install-completion"
 
 
 def test_doctor_prints_the_same_facts_as_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy
@@ -11,7 +12,6 @@ from typer.testing import CliRunner, Result
 
 from tensorprobe.cli import export, inspect
 from tensorprobe.errors import RunExists
-from tensorprobe.record import open_run
 from tests.builders.runs import Blob, slot, write_run
 
 
@@ -57,16 +57,15 @@ def test_folder_in_use_is_left_to_the_program_to_tell(run_path: Path) -> None:
     assert isinstance(invoke(run_path, run_path, "--to", "npy").exception, RunExists)
 
 
-def test_bar_is_shown_for_a_long_export_on_a_terminal_only(
-    run_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with export._progress(open_run(run_path), None, None) as progress:
-        assert progress is None
-    monkeypatch.setattr(export, "_LONG", 1)
-    with export._progress(open_run(run_path), None, None) as progress:
-        assert progress is None
-    monkeypatch.setattr(export.sys.stderr, "isatty", lambda: True)
-    with export._progress(open_run(run_path), None, None) as progress:
-        assert progress is not None
-        progress()
-    assert capsys.readouterr().out == ""
+def test_the_folder_may_be_given_as_an_option(run_path: Path, tmp_path: Path) -> None:
+    done = invoke(run_path, "--to", "npy", "-o", tmp_path / "out", "--json")
+    assert json.loads(done.stdout) == {
+        "folder": str(tmp_path / "out"),
+        "files": 1,
+        "tensors": 1,
+        "size_bytes": 3,
+        "damaged_lines": 0,
+        "left_out": {"sparse layout": 1},
+    }
+    assert "the folder for the files is missing" in str(invoke(run_path, "--to", "npy").exception)
+    assert "--to is 'pkl'; expected npy or safetensors" in str(invoke(run_path, "x", "--to", "pkl").exception)

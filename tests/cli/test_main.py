@@ -31,9 +31,7 @@ def test_help_names_every_command() -> None:
         assert f" {command} " in done.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["inspect"], ["inspect", "x", "--limit", "0"], ["export", "a", "b", "--to", "pkl"]]
-)
+@pytest.mark.parametrize("arguments", [["nonsense"], ["inspect"], ["inspect", "x", "--limit", "0"]])
 def test_wrong_usage_exits_2_and_says_so_on_stderr(arguments: list[str]) -> None:
     done = run_program(*arguments)
     assert (done.returncode, done.stdout) == (2, "")

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tensorprobe.cli import compare, merge
+from tensorprobe.cli import compare
 from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 from tests.cli.test_main import run_program
 
@@ -17,7 +17,6 @@ from tests.cli.test_main import run_program
 def invoke(*arguments: object) -> Result:
     app = typer.Typer()
     compare.register(app)
-    merge.register(app)
     return CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=True)
 
 

@@ -100,7 +100,7 @@ def test_resume_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert (out / "checks.jsonl").read_bytes().splitlines(keepends=True)[:2] == journal[:2]
     done = invoke(run, "--jobs", 0, "--resume", out, "-o", tmp_path / "other")
     assert isinstance(done.exception, SettingsError)
-    assert "goes on in that folder: leave out -o" in str(done.exception)
+    assert "continues in that folder: leave out -o" in str(done.exception)
 
 
 def test_an_interrupt_says_how_to_go_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_any_path_will_do(
         (["--ranks", "1"], "no rank 1 in either run"),
         (["--map", "absent.map"], "there is no map file 'absent.map'"),
         (["--engine", "local", "--address", "auto"], "it needs engine 'ray'"),
-        (["--format", "xlsx"], "say where with -o"),
+        (["--format", "xlsx"], "writes a file: add -o FOLDER"),
         (["--threads", "0"], "threads"),
         (["--shard", "1"], "-o FOLDER"),
     ],

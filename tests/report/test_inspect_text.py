@@ -169,7 +169,7 @@ def test_slot_without_values_says_why() -> None:
 def test_calls_left_out_are_counted_and_the_export_is_named() -> None:
     text = render_calls([call_view()], 3, run="runs/my run")
     assert "2 more: --limit 3" in text
-    assert text.endswith("tensorprobe export 'runs/my run' DIR --to npy --call Functional.linear.3.forward")
+    assert text.endswith("tensorprobe export 'runs/my run' -o FOLDER --to npy --call Functional.linear.3.forward")
 
 
 def test_list_of_calls_says_what_was_cut() -> None:

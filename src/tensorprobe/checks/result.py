@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -12,21 +11,22 @@ from tensorprobe.checks.messages import Finished
 from tensorprobe.checks.plan import Plan
 from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.model.precheck import CallCheck, Precheck
-from tensorprobe.report.precheck_text import render_precheck
-from tensorprobe.standard_json import encode
+from tensorprobe.report.forms import Answer
 from tensorprobe.text import counted
 from tensorprobe.version import VERSION
 
 SCHEMA_VERSION = 1
 
 
-class PrecheckResult:
-    """What `tensorprobe.precheck` gives. `print(result)` shows what the command shows."""
+class PrecheckResult(Answer):
+    """What `tensorprobe.precheck` returns. `print(result)` shows what the command shows."""
+
+    summary: Precheck
 
     def __init__(self, summary: Precheck, *, replays: Mapping[str, str] | None = None) -> None:
-        self.summary = summary
         self.replays = dict(replays or {})
         """Name of a failing call → the script that runs it alone; of those that were saved."""
+        super().__init__(summary, replays=self.replays)
 
     @property
     def checks(self) -> list[CallCheck]:
@@ -41,24 +41,7 @@ class PrecheckResult:
     @property
     def passed(self) -> bool:
         """Whether something was checked and nothing failed."""
-        return self.summary.exit_code == 0
-
-    @property
-    def exit_code(self) -> int:
-        """0: nothing failed; 1: something did; 2: not one call could be checked."""
-        return self.summary.exit_code
-
-    def to_json(self) -> str:
-        """The summary as standard JSON; its schema is shipped with the package."""
-        return encode(self.summary)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The summary as plain dicts and lists."""
-        plain: dict[str, Any] = msgspec.to_builtins(self.summary)
-        return plain
-
-    def __str__(self) -> str:
-        return render_precheck(self.summary, replays=self.replays)
+        return bool(self)
 
     def __repr__(self) -> str:
         summary = self.summary

@@ -1,4 +1,4 @@
-"""`tensorprobe capture`: record a script that knows nothing of us."""
+"""`tensorprobe capture`: record a script without changing it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import typer
 
-from tensorprobe.cli.options import option
+from tensorprobe.cli.options import OUT, option
 from tensorprobe.errors import CommandFailed
 from tensorprobe.taps.settings import CaptureSettings
+from tensorprobe.text import shell
 
 _HOOK = "tensorprobe.inject.capture:begin"
 
@@ -24,8 +25,10 @@ def register(app: typer.Typer) -> None:
 
 
 def capture(
-    command: list[str] = typer.Argument(help="After --: the command to run, as in: -- python train.py --epochs 1"),
-    out: Path = typer.Option(..., "-o", "--out", help="The folder for the run; it must not hold one yet."),
+    command: list[str] = typer.Argument(
+        metavar="COMMAND...", help="The command to run, after --, e.g. -- python train.py --epochs 1"
+    ),
+    out: Path = typer.Option(..., *OUT, metavar="FOLDER", help="Folder for the run. It must not hold a run yet."),
     level: str = option(CaptureSettings, "level"),
     mode: str = option(CaptureSettings, "mode"),
     steps: str | None = option(CaptureSettings, "steps"),
@@ -41,11 +44,12 @@ def capture(
     floating_only: bool = option(CaptureSettings, "floating_only", "--floating-only"),
     max_bytes: str | None = option(CaptureSettings, "max_bytes"),
     stacks: bool | None = option(CaptureSettings, "stacks", "--stacks/--no-stacks"),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already there."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already in the folder."),
 ) -> None:
-    """Run a command and record what its PyTorch computes, call by call. The script is not edited.
+    """Record the PyTorch calls of a command.
 
-    A step ends with optimizer.step(). Recording begins when the first module is called.
+    The script is not edited. Recording begins when it calls the first module, and a step ends with optimizer.step(). The
+    exit code is that of the command.
     """
     from tensorprobe.inject import environment
     from tensorprobe.record.run_folder import refuse_existing
@@ -76,7 +80,7 @@ def capture(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """The exit code of the command; that of a shell when a signal ended it."""
+    """Return the exit code of the command; like a shell, 128 + the signal when a signal ended it."""
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -90,15 +94,15 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _report(out: Path, command: list[str], code: int) -> None:
-    """What was recorded, to stderr: stdout belongs to the script."""
+    """Print what was recorded, to stderr: stdout belongs to the script."""
     from tensorprobe.record.reader import open_run
     from tensorprobe.report.inspect import render_coverage
 
     if not (out / "manifest.json").exists():
         raise CommandFailed(
-            f"{command[0]!r} ended with exit code {code}, but recorded nothing into {str(out)!r}.\n"
-            "  No Python process it started called a torch module. An isolated Python (-I, -E, -S) cannot be watched;\n"
-            "  in such a script use: with tensorprobe.capture(...)."
+            f"{command[0]!r} ended with exit code {code} and recorded nothing into {str(out)!r}.\n"
+            "  None of its Python processes called a torch module. An isolated Python (-I, -E, -S) cannot be captured from\n"
+            "  outside; in such a script use: with tensorprobe.capture(...)."
         )
     run = open_run(out)
     for rank in run.ranks:
@@ -106,11 +110,5 @@ def _report(out: Path, command: list[str], code: int) -> None:
         typer.echo("\n".join(render_coverage(part.coverage, closed=part.closed)), err=True)
     if code:
         typer.echo(f"The command ended with exit code {code}.", err=True)
-    typer.echo(f"Look at it:   tensorprobe inspect {_quoted(out)}", err=True)
+    typer.echo(f"Next:   tensorprobe inspect {shell(out)}", err=True)
     sys.stderr.flush()
-
-
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(str(path))

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
+import shutil
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from tensorprobe.cli.options import JSON
 from tensorprobe.numerics.native import SWITCH, describe
+from tensorprobe.standard_json import encode
+from tensorprobe.text import message
 from tensorprobe.version import VERSION
 
 _REQUIRED = ("torch", "numpy", "msgspec", "xxhash", "typer", "rich")
-_EXTRAS = {"safetensors": "tensorprobe export --to safetensors"}
+_PARTS = {
+    "pyarrow": ("pyarrow", "result tables: compare and precheck cannot write or read them"),
+    "xlsxwriter": ("'tensorprobe[xlsx]'", "compare --format xlsx"),
+    "ray": ("'tensorprobe[ray]'", "compare --engine ray; --jobs N and --shard work without it"),
+    "safetensors": ("'tensorprobe[safetensors]'", "export --to safetensors; --to npy works without it"),
+    "fsspec": ("fsspec", "runs and output folders behind URLs"),
+}
+"""Package → how to install it, and what does not work without it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -23,37 +34,73 @@ def register(app: typer.Typer) -> None:
     app.command(name="doctor")(doctor)
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print one JSON object.")) -> None:
-    """Show versions, devices, the active kernel and loops, and optional extras. Exit 2 when capture cannot work here."""
+def doctor(as_json: bool = JSON) -> None:
+    """Show what is installed and what works.
+
+    Versions, devices, native code, and every optional part with what its absence costs. Exit code 2: capture cannot work
+    here.
+    """
     facts = {
         "tensorprobe": VERSION,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _REQUIRED},
         "kernel": describe(),
         "loops": _loops(),
+        "compiler": _compiler(),
         "devices": _devices(),
-        "extras": {name: _version(name) for name in _EXTRAS},
+        "extras": {name: _version(name) for name in _PARTS},
+        "completion": _completion(),
         "capture": _capture(),
     }
-    typer.echo(json.dumps(facts, indent=1) if as_json else _render(facts))
+    typer.echo(encode(facts, indent=1) if as_json else _render(facts))
     if facts["capture"] != "works":
         raise typer.Exit(2)
 
 
 def _render(facts: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {number or 'missing'}" for name, number in facts["packages"].items())
+    native = facts["kernel"].startswith("native") and facts["loops"] == "native"
+    compiler = facts["compiler"] or "none" + (
+        "" if native else ": install one (gcc or clang) and reinstall tensorprobe"
+    )
     lines = [
         f"tensorprobe {facts['tensorprobe']} on Python {facts['python']}",
-        f"packages   {packages}",
-        f"kernel     {facts['kernel']}",
-        f"loops      {facts['loops']}",
+        f"capture    {message(facts['capture'])}",
         f"devices    {', '.join(facts['devices'])}",
-        f"capture    {facts['capture']}",
+        f"packages   {packages}",
+        f"kernel     {message(facts['kernel'])}" + _cost(facts["kernel"], "measuring tensors is several times slower"),
+        f"loops      {message(facts['loops'])}" + _cost(facts["loops"], "capture costs more per call"),
+        f"compiler   {compiler}",
     ]
     for name, number in facts["extras"].items():
-        state = number or f"not installed; for `{_EXTRAS[name]}`: pip install 'tensorprobe[{name}]'"
-        lines.append(f"extra      {name} {state}")
+        install, cost = _PARTS[name]
+        lines.append(
+            f"optional   {name} {number or f'not installed. Needed for {cost}. Install: pip install {install}'}"
+        )
+    lines.append(f"completion {facts['completion'] or 'not installed. Install: tensorprobe --install-completion'}")
     return "\n".join(lines)
+
+
+def _cost(state: str, cost: str) -> str:
+    return "" if state.startswith("native") else f": {cost}"
+
+
+def _compiler() -> str | None:
+    """Return the C compiler that would build the native code, if there is one."""
+    return next(
+        (name for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name and shutil.which(name)), None
+    )
+
+
+def _completion() -> str | None:
+    """Return the file that completes our commands in the user's shell, if it was installed."""
+    home = Path.home()
+    known = (
+        home / ".bash_completions/tensorprobe.sh",
+        home / ".zfunc/_tensorprobe",
+        home / ".config/fish/completions/tensorprobe.fish",
+    )
+    return next((f"installed ({path})" for path in known if path.exists()), None)
 
 
 def _version(package: str) -> str | None:
@@ -64,11 +111,9 @@ def _version(package: str) -> str | None:
 
 
 def _loops() -> str:
-    """Whether the loops of capture that run for every call are the C ones: `native`, or `python (why)`."""
-    try:
-        from tensorprobe.fast import fast
-    except ImportError:
-        return "none (capture does not work)"
+    """Return whether the loops that run for every captured call are the C ones: `native`, or `python (why)`."""
+    from tensorprobe.fast import fast
+
     if fast is not None:
         return "native"
     if os.environ.get(SWITCH, "") not in ("", "0"):
@@ -98,7 +143,7 @@ def _devices() -> list[str]:
 
 
 def _capture() -> str:
-    """Whether every private name of torch that capture needs is there."""
+    """Return `works` when torch has every private name that capture needs, or what is missing."""
     try:
         import tensorprobe.taps.probe  # noqa: F401
     except ImportError as error:

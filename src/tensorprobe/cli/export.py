@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from tensorprobe.record.run import Run
+from tensorprobe.cli.options import JSON, OUT, RANK, STEP, either, progress
+from tensorprobe.errors import SettingsError
+from tensorprobe.settings import one_of
 
-_LONG = 2000
-"""An export of fewer calls is over before a bar is of use."""
-
-
-class Form(str, Enum):
-    """What a run can be exported to."""
-
-    npy = "npy"
-    safetensors = "safetensors"
+_FORMS = ("npy", "safetensors")
 
 
 def register(app: typer.Typer) -> None:
@@ -31,46 +20,49 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    run: Path = typer.Argument(help="The folder of the run."),
-    folder: Path = typer.Argument(help="Where to write: a new or empty folder."),
-    to: Form = typer.Option(..., help="npy: a file for each tensor. safetensors: a file for each step and rank."),
-    step: int | None = typer.Option(None, help="Only this step."),
-    rank: int | None = typer.Option(None, help="Only this rank."),
-    call: str | None = typer.Option(
-        None, help="Only calls of this name: Functional.conv2d.1, or a glob: '*.linear.*'."
+    run: Path = typer.Argument(metavar="RUN", help="The folder of the run."),
+    folder: Path | None = typer.Argument(None, hidden=True),
+    to: str = typer.Option(
+        ..., metavar="FORM", help="npy: a file for each tensor. safetensors: a file for each step and rank."
     ),
+    out: Path | None = typer.Option(
+        None, *OUT, metavar="FOLDER", help="A new or empty folder for the files. Required."
+    ),
+    step: int | None = STEP,
+    rank: int | None = RANK,
+    call: str | None = typer.Option(
+        None, metavar="CALL", help="Only calls of this name: Functional.conv2d.1, or a glob such as '*.linear.*'."
+    ),
+    as_json: bool = JSON,
 ) -> None:
-    """Write the tensors of a run as .npy or .safetensors files."""
+    """Write tensors as .npy or .safetensors files."""
     from tensorprobe.record.export import export_run
     from tensorprobe.record.reader import open_run
-    from tensorprobe.text import counted, plain, size
+    from tensorprobe.standard_json import encode
+    from tensorprobe.text import counted, plain, shell, size
 
+    target = either(out, folder, "--out")
+    if target is None:
+        raise SettingsError("the folder for the files is missing: add -o FOLDER.")
+    chosen: Any = one_of(*_FORMS)(to, "--to")
     opened = open_run(run)
-    with _progress(opened, step, rank) as progress:
-        done = export_run(opened, folder, to=to.value, step=step, rank=rank, call=call, progress=progress)
+    with progress("exporting calls") as bar:
+        done = export_run(
+            opened, target, to=chosen, step=step, rank=rank, call=call, progress=None if bar is None else bar.add
+        )
+    if as_json:
+        facts = ("files", "tensors", "size_bytes", "damaged_lines")
+        left_out = dict(done.left_out)
+        typer.echo(
+            encode({"folder": str(done.folder), **{key: getattr(done, key) for key in facts}, "left_out": left_out})
+        )
+        return
     typer.echo(
-        f"{counted(done.tensors, 'tensor')}, {size(done.size_bytes)}, in {counted(done.files, 'file')}: {done.folder}"
+        f"{counted(done.tensors, 'tensor')}, {size(done.size_bytes)}, in {counted(done.files, 'file')}: {plain(done.folder)}"
     )
     for reason, count in done.left_out.items():
         typer.echo(f"{counted(count, 'slot')} left out: {plain(reason)}")
     if done.damaged_lines:
         typer.echo(
-            f"{counted(done.damaged_lines, 'damaged line')} left out. See them: tensorprobe inspect {run} --verify"
+            f"{counted(done.damaged_lines, 'damaged line')} left out. Next:   tensorprobe inspect {shell(run)} --verify"
         )
-
-
-@contextmanager
-def _progress(run: Run, step: int | None, rank: int | None) -> Iterator[Callable[[], None] | None]:
-    """A bar on stderr, on a terminal and for long exports only; it is told of each call that is done."""
-    total = (
-        sum(len(run.segment(*key).index().entries) for key in run.segments(step, rank)) if sys.stderr.isatty() else 0
-    )
-    if total < _LONG:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("exporting", total=total)
-        yield lambda: bar.advance(task)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tensorprobe.cli.options import JSON, RANK, STEP, progress
+
 if TYPE_CHECKING:
     from tensorprobe.record.run import Run
     from tensorprobe.record.stored import StoredCall
@@ -18,18 +20,21 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    run: Path = typer.Argument(help="The folder of the run."),
-    call: str | None = typer.Argument(None, help="A call: Functional.conv2d.1, or its full name."),
-    step: int | None = typer.Option(None, help="Only this step."),
-    rank: int | None = typer.Option(None, help="Only this rank."),
-    slot: str | None = typer.Option(None, help="Only this slot of the call: input.0, output, parameters.weight."),
-    limit: int = typer.Option(20, min=1, help="At most so many lines in a list."),
+    run: Path = typer.Argument(metavar="RUN", help="The folder of the run."),
+    call: str | None = typer.Argument(None, metavar="[CALL]", help="A call: Functional.conv2d.1, or its full name."),
+    step: int | None = STEP,
+    rank: int | None = RANK,
+    slot: str | None = typer.Option(
+        None, metavar="SLOT", help="Only this tensor of the call: input.0, output, parameters.weight."
+    ),
+    limit: int = typer.Option(20, min=1, metavar="N", help="Maximum lines per list."),
     verify: bool = typer.Option(False, "--verify", help="Read every byte and check it against the format."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = JSON,
 ) -> None:
-    """Show what a run holds: steps, ranks, calls and coverage; or one call: stack, arguments, statistics, values.
+    """Show what a run or a call holds.
 
-    With --verify the exit code is 1 when something is wrong.
+    For a run: steps, ranks, calls and coverage. For a call: stack, arguments, statistics and values. With --verify the
+    exit code is 1 when something is damaged.
     """
     from tensorprobe.record.reader import open_run
 
@@ -85,7 +90,8 @@ def _verify(run: Run, limit: int, as_json: bool) -> None:
     from tensorprobe.record.check import verify_run
     from tensorprobe.report.inspect import render_verification
 
-    result = verify_run(run, data=True)
+    with progress("verifying"):
+        result = verify_run(run, data=True)
     problems = [str(problem) for problem in result.problems]
     facts: dict[str, Any] = {
         "calls": result.calls,

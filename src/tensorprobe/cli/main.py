@@ -6,20 +6,19 @@ Exit 0: done, or the runs agree. 1: diverged, or a check failed. 2: bad input. 3
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 
 import typer
 
-from tensorprobe.errors import guarded
+from tensorprobe.cli.ending import guarded
 from tensorprobe.version import VERSION
 
-_COMMANDS = ("capture", "compare", "precheck", "overflow", "merge", "inspect", "export", "sim", "doctor")
+_COMMANDS = ("capture", "compare", "precheck", "overflow", "inspect", "export", "sim", "doctor")
 
 app = typer.Typer(
     name="tensorprobe",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the tables that rich draws show <bool> beside flags, and cut names
     help="Find the first op where two PyTorch runs part ways, and say why.",
 )
 
@@ -38,8 +37,7 @@ def _program(
 
 
 for _name in _COMMANDS:
-    if find_spec(f"tensorprobe.cli.{_name}") is not None:
-        import_module(f"tensorprobe.cli.{_name}").register(app)
+    import_module(f"tensorprobe.cli.{_name}").register(app)
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
-"""`tensorprobe overflow`: where the first NaN or infinity of a recorded run, or of a watched training, was born."""
+"""`tensorprobe overflow`: the first NaN or inf of a recorded run, or of a training that was watched."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
+
+from tensorprobe.cli.options import JSON, LIMIT, format_option, option, progress, read_forms, show
+from tensorprobe.model.overflow import OverflowReport
+from tensorprobe.watches.overflow.settings import OverflowSettings
 
 
 def register(app: typer.Typer) -> None:
@@ -13,28 +15,26 @@ def register(app: typer.Typer) -> None:
 
 
 def overflow(
-    run: Path = typer.Argument(help="The folder of a run, a dump of another tool, or the folder of an overflow watch."),
-    steps: str | None = typer.Option(None, help="Only these steps: 0,2-4."),
-    ranks: str | None = typer.Option(None, help="Only these ranks: 0,2-4."),
-    allow: list[str] = typer.Option(
-        [], "--allow", help="Never blame this op, call or module; a glob. May be given several times."
+    run: str = typer.Argument(
+        metavar="RUN", help="The folder of a run, a dump of another tool, or the folder of an overflow watch."
     ),
-    near: float | None = typer.Option(
-        None, help="Also tell of outputs beyond the limit of their dtype divided by this."
-    ),
-    replay: bool = typer.Option(
-        True, "--replay/--no-replay", help="Run births alone, where their values were recorded."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
-    limit: int = typer.Option(10, min=1, help="At most so many lines in a list."),
+    steps: str | None = option(OverflowSettings, "steps"),
+    ranks: str | None = option(OverflowSettings, "ranks"),
+    allow: list[str] = option(OverflowSettings, "allow", "--allow", default=[], metavar="NAME"),
+    near: float | None = option(OverflowSettings, "near", metavar="FACTOR"),
+    replay: bool = option(OverflowSettings, "replay", "--replay/--no-replay"),
+    form: list[str] = format_option("text or json"),
+    as_json: bool = JSON,
+    limit: int = LIMIT,
 ) -> None:
-    """Find the call that gave birth to the first NaN or infinity, over all ranks, and say whether it was meant.
+    """Find the call that makes the first NaN or inf.
 
-    Exit code 0: all is finite, or infinite on purpose. 1: something was born, or came in. 2: nothing could be looked at.
+    All ranks are searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: a
+    call made one, or one came in. 2: nothing could be checked.
     """
-    from tensorprobe.report.overflow_text import render_overflow
     from tensorprobe.watches.overflow.recorded import find_overflow
 
-    result = find_overflow(run, steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
-    typer.echo(result.to_json() if as_json else render_overflow(result.summary, limit=limit))
-    raise typer.Exit(result.exit_code)
+    forms = read_forms(form, as_json, OverflowReport)
+    with progress("searching"):
+        result = find_overflow(run, steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
+    show(result, forms, limit)

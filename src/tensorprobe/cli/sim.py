@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from tensorprobe.cli.options import JSON
 from tensorprobe.errors import CommandFailed, SettingsError
 
 
@@ -17,26 +18,29 @@ def register(app: typer.Typer) -> None:
 
 def sim(
     command: list[str] = typer.Argument(
-        None, help="After --: the command to run, as in: -- python train.py --device npu"
+        None,
+        metavar="[COMMAND...]",
+        help="The command to run, after --, e.g. -- python train.py --device npu",
     ),
     fault: list[str] = typer.Option(
-        [], "--fault", help="A name of the catalog, a .json or .toml file, or JSON itself. May be given several times."
+        [], "--fault", metavar="FAULT", help="A name from the catalog, a .json or .toml file, or JSON."
     ),
-    name: str = typer.Option("npu", help="What torch calls the device."),
-    torch_npu: bool = typer.Option(False, "--torch-npu", help="Let `import torch_npu` find a stand-in."),
-    list_faults: bool = typer.Option(False, "--list", help="Print the catalog of faults and stop."),
+    name: str = typer.Option("npu", metavar="NAME", help="The name of the device in torch."),
+    torch_npu: bool = typer.Option(False, "--torch-npu", help="Provide a stand-in for `import torch_npu`."),
+    list_faults: bool = typer.Option(False, "--list", help="Print the catalog of faults."),
+    as_json: bool = JSON,
 ) -> None:
-    """Run a command in which torch has one more device: simulated on the CPU, and wrong where you say.
+    """Run a command with a simulated device.
 
-    The script is not edited. It chooses the device itself, as in: tensorprobe sim --fault softmax-tail -- python
-    train.py --device npu
+    The device runs on the CPU and has the faults that you choose. The script is not edited and selects the device itself,
+    e.g. tensorprobe sim --fault softmax-tail -- python train.py --device npu
     """
     if list_faults:
-        _print_catalog()
+        _print_catalog(as_json)
         return
     if not command:
         raise SettingsError(
-            "no command to run. Put it after --, as in: tensorprobe sim -- python train.py --device npu"
+            "the command is missing. Put it after --, e.g. tensorprobe sim -- python train.py --device npu"
         )
     from tensorprobe.inject import environment
     from tensorprobe.inject import sim as autostart
@@ -53,9 +57,14 @@ def sim(
         raise CommandFailed(f"cannot start {command[0]!r}: {error.strerror}.") from None
 
 
-def _print_catalog() -> None:
+def _print_catalog(as_json: bool) -> None:
     from tensorprobe.sim.known_faults import ENTRIES
 
+    if as_json:
+        from tensorprobe.standard_json import encode
+
+        typer.echo(encode([{"name": entry.name, "op": entry.fault.op, "about": entry.about} for entry in ENTRIES]))
+        return
     width = max(len(entry.name) for entry in ENTRIES)
     for entry in ENTRIES:
         typer.echo(f"{entry.name:{width}}  {entry.fault.op.partition('::')[2]}: {entry.about}")

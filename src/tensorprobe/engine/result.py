@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
-
-import msgspec
+from typing import TYPE_CHECKING, overload
 
 from tensorprobe.model.comparison import Comparison, Divergence, Finding, Row
-from tensorprobe.report.compare_text import render_comparison
+from tensorprobe.report.forms import Answer
 from tensorprobe.report.table import read_table
-from tensorprobe.standard_json import encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,46 +66,31 @@ class Rows(Sequence[Row]):
         return f"<{self._count:,} rows>"
 
 
-class Result:
-    """What `tensorprobe.compare` gives. `print(result)` shows what the command shows."""
+class Result(Answer):
+    """What `tensorprobe.compare` returns. `print(result)` shows what the command shows."""
+
+    summary: Comparison
 
     def __init__(self, summary: Comparison, rows: Rows, *, notices: Sequence[str] = ()) -> None:
-        self.summary = summary
+        super().__init__(summary)
         self.rows = rows
         self.notices = list(notices)
         """What a reader of the written files should know, and the files do not say."""
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the runs part; None when they agree."""
+        """Where the runs part ways; None when they agree."""
         return self.summary.divergence
 
     @property
     def findings(self) -> list[Finding]:
-        """Differences of structure."""
+        """Calls and arguments that only one run has, or that differ."""
         return self.summary.findings
 
     @property
     def agrees(self) -> bool:
         """Whether nothing diverges."""
         return self.summary.answer == "agrees"
-
-    @property
-    def exit_code(self) -> int:
-        """0 when the runs agree, 1 when they diverge."""
-        return self.summary.exit_code
-
-    def to_json(self) -> str:
-        """The summary as standard JSON; its schema is shipped with the package."""
-        return encode(self.summary)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The summary as plain dicts and lists."""
-        plain: dict[str, Any] = msgspec.to_builtins(self.summary)
-        return plain
-
-    def __str__(self) -> str:
-        return render_comparison(self.summary)
 
     def __repr__(self) -> str:
         first = f", first at {self.divergence.call or self.divergence.candidate_call}" if self.divergence else ""

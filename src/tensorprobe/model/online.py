@@ -79,3 +79,11 @@ class OnlineResult(msgspec.Struct, frozen=True, kw_only=True):
     """With a chain: where the accumulated error was the largest."""
     blind_spots: dict[str, int] = {}
     stopped: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every compared call agrees, 1 when one fails, 2 when none was compared."""
+        return 1 if self.failed else 0 if self.compared else 2
+
+    def __bool__(self) -> bool:
+        return self.exit_code == 0

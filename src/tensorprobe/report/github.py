@@ -5,17 +5,21 @@ A message or a property is escaped so that a name in a run can neither end its l
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tensorprobe.model.comparison import Comparison, Finding
 from tensorprobe.model.stack import Frame
 from tensorprobe.report import wording
 from tensorprobe.text import annotation, counted, plain
 
 
-def render_github(comparison: Comparison, *, limit: int = 10, root: str = "") -> str:
+def render_github(comparison: Comparison, *, limit: int = 10, root: str | None = None) -> str:
     """One error for the divergence, warnings for what differs in structure and before the first call; a notice when all agree.
 
-    `root`: the folder of the checkout. GitHub shows an annotation in the diff when its file is given relative to that.
+    `root` is the folder of the checkout, by default the current one. GitHub shows an annotation in the diff when its file
+    is given relative to that.
     """
+    root = str(Path.cwd()) if root is None else root
     lines = [_answer(comparison, root)]
     for text in wording.before_first_call(comparison, limit=limit):
         lines.append(_command("warning", text, title="differs before the first call"))

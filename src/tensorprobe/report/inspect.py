@@ -67,7 +67,7 @@ def render_calls(calls: Sequence[CallView], total: int, *, run: str) -> str:
         parts.append(f"{total - len(calls):,} more: --limit {total}")
     if calls and any(slot.first for call in calls for slot in call.slots):
         name = shell(calls[0].name)
-        parts.append(f"All its values:   tensorprobe export {shell(run)} DIR --to npy --call {name}")
+        parts.append(f"All its values:   tensorprobe export {shell(run)} -o FOLDER --to npy --call {name}")
     return "\n\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from tensorprobe.text import xml
 _SUITE = "tensorprobe compare"
 
 
-def render_junit(comparison: Comparison) -> str:
+def render_junit(comparison: Comparison, *, limit: int = 10) -> str:
     """The XML document, with the whole text report as the output of the suite."""
     suite = Element("testsuite", name=_SUITE, time=f"{comparison.elapsed_s:.3f}")
     for answer in comparison.ranks:
@@ -27,7 +27,7 @@ def render_junit(comparison: Comparison) -> str:
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(_failed(suite)))
     suite.set("errors", str(sum(case.find("error") is not None for case in cases)))
-    SubElement(suite, "system-out").text = xml(render_comparison(comparison))
+    SubElement(suite, "system-out").text = xml(render_comparison(comparison, limit=limit))
     root = Element("testsuites")
     root.append(suite)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorprobe.model.online import OnlineResult, OnlineRow
 
-_MOST_SHOWN, _MOST_OPS, _MOST_FRAMES = 10, 5, 3
+_MOST_OPS, _MOST_FRAMES = 5, 3
 
 
 def failure_line(row: OnlineRow) -> str:
@@ -16,7 +16,7 @@ def failure_line(row: OnlineRow) -> str:
     return f"Failed {row.call} {row.slot} ({_kind(row)}): {what}; {_where(row)}"
 
 
-def render_online(result: OnlineResult, folder: str | None) -> str:
+def render_online(result: OnlineResult, *, folder: str | None = None, limit: int = 10) -> str:
     """The report."""
     lines = [*_answer(result), "", *_counts(result)]
     if result.chained:
@@ -24,7 +24,7 @@ def render_online(result: OnlineResult, folder: str | None) -> str:
     if result.failed:
         lines += ["", "The ops that failed, and how many of their calls:"]
         failed = {op: count for op, count in result.ops.items() if count.failed}
-        for op, count in sorted(failed.items(), key=lambda entry: -entry[1].failed)[:_MOST_SHOWN]:
+        for op, count in sorted(failed.items(), key=lambda entry: -entry[1].failed)[:limit]:
             lines.append(f"  {op:40}  {count.failed:,} of {count.compared:,}")
         saved = next((row.saved for row in result.failures if row.saved), "")
         if saved:

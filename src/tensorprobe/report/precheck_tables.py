@@ -12,6 +12,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensorprobe.model.precheck import CallCheck, Checked, Passed, Precheck
 from tensorprobe.report.wording import figure, place_of
@@ -86,6 +87,11 @@ def detail_rows(precheck: Precheck, *, spell: Spell = api_name) -> Iterator[list
 def write_result(precheck: Precheck, path: Path) -> None:
     """Write the table of calls."""
     _write(path, RESULT_COLUMNS, result_rows(precheck))
+
+
+def write_csv(result: Any, path: Path) -> None:
+    """Write the table of calls of a precheck's result."""
+    write_result(result.summary, path)
 
 
 def write_details(precheck: Precheck, path: Path) -> None:

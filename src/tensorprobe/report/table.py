@@ -131,6 +131,22 @@ class TableWriter:
             self._file.write_table(_map_texts(group, lambda text: text.dictionary_encode()), row_group_size=ROW_GROUP)
 
 
+def write_csv(result: Any, path: Path) -> None:
+    """Write the rows of a comparison as CSV."""
+    _write_rows(result, path, "csv")
+
+
+def write_parquet(result: Any, path: Path) -> None:
+    """Write the rows of a comparison as Parquet."""
+    _write_rows(result, path, "parquet")
+
+
+def _write_rows(result: Any, path: Path, form: Form) -> None:
+    with TableWriter(path, form) as writer:
+        for batch in result.rows.batches():
+            writer.write(batch)
+
+
 def read_table(path: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
     """The batches of a table that `TableWriter` wrote, with the types of the schema. Raises SettingsError when it is none."""
     import pyarrow as pa

@@ -54,6 +54,11 @@ def write_xlsx(
     return table.num_rows, left_out
 
 
+def write_workbook(result: Any, path: Path) -> None:
+    """Write the rows of a comparison as a workbook."""
+    write_xlsx(path, result.rows.batches())
+
+
 def load_xlsxwriter() -> Any:
     """The module that writes workbooks; SettingsError when it is not installed."""
     try:

@@ -79,7 +79,7 @@ class PtdbgDispatch:
         probe, self._probe = self._probe, None
         if probe is None or probe.stop() is None:  # in a forked child there is nothing to tell
             return
-        logger.info("%s\nEvery compared output: '%s'", render_online(self._findings.result, None), self._folder.csv)
+        logger.info("%s\nEvery compared output: '%s'", render_online(self._findings.result), self._folder.csv)
         if self._folder.lost:
             lost = counted(self._folder.lost, "call")
             logger.warning("Not dumped, or not whole: %s. First: %s", lost, self._folder.first_loss)

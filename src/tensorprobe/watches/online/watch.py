@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge.policy import Policy
 from tensorprobe.model.online import OnlineResult, OnlineRow
-from tensorprobe.report.online_text import render_online
+from tensorprobe.report.forms import render
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.taps.probe import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank
@@ -130,7 +130,7 @@ class OnlineWatch:
         """The answer first, then the counts."""
         result = self.result
         folder = None if self._findings is None else self._findings.folder
-        return render_online(result, None if folder is None else str(folder))
+        return render(result, folder=None if folder is None else str(folder))
 
 
 @public

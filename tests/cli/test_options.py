@@ -1,0 +1,49 @@
+"""What the commands share: the progress bar, one name for one thing, help without types of flags."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tensorprobe.cli import options
+from tests.cli.test_main import run_program
+
+COMMANDS = ("capture", "compare", "merge", "precheck", "overflow", "inspect", "export", "sim", "doctor")
+
+
+def test_there_is_no_bar_without_a_terminal() -> None:
+    with options.progress("working") as bar:
+        assert bar is None
+
+
+def test_a_bar_appears_only_when_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options.sys.stderr, "isatty", lambda: True)
+    with options.progress("working") as bar:
+        assert bar is not None
+        bar.add(3)
+        assert bar._shown is None
+    monkeypatch.setattr(options, "LONG_S", 0.0)
+    with options.progress("working") as bar:
+        assert bar is not None
+        deadline = time.monotonic() + 20
+        while bar._shown is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        bar.reach(3, 10)
+        assert bar._shown is not None and bar._shown.tasks[0].completed == 3
+    said = capsys.readouterr()
+    assert said.out == "" and "working" in said.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_no_types_of_flags(command: str) -> None:
+    page = run_program(command, "--help").stdout
+    assert "<bool>" not in page
+    assert not [line for line in page.splitlines() if line.startswith("  -") and "<" in line]
+    assert "--output" not in page and ("--out" not in page or "-o, --out FOLDER" in page)
+
+
+def test_completion_is_offered() -> None:
+    assert "--install-completion" in run_program("--help").stdout
