@@ -153,7 +153,8 @@ def read_table(page: str, heading: str) -> dict[str, str]:
 
 
 def test_the_columns_of_a_result_are_in_the_guide_word_for_word() -> None:
-    assert list(read_table("docs/guide.md", "### The columns").items()) == list(COLUMNS.items())
+    found = list(read_table("docs/guide.md", "### The columns").items())
+    assert found == list(COLUMNS.items()), "run: tools/make_tables.py"
 
 
 def test_every_status_and_every_policy_is_explained_in_the_guide() -> None:

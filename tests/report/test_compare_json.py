@@ -72,7 +72,7 @@ def test_the_schema_refuses_what_is_wrong() -> None:
 
 
 def test_the_shipped_schema_is_the_one_of_the_structs() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA, "run: tools/make_tables.py"
 
 
 def test_the_schema_has_every_field_of_every_struct() -> None:

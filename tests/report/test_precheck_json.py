@@ -44,7 +44,7 @@ def test_the_schema_fits_and_reading_gives_back_what_was_written(made: Precheck)
 
 
 def test_the_shipped_schema_is_the_one_of_the_structs() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA, "run: tools/make_tables.py"
     for struct in (Precheck, CallCheck, Checked):
         described = SCHEMA["$defs"][struct.__name__]
         assert list(described["properties"]) == described["required"] == list(struct.__struct_fields__)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -26,132 +26,124 @@ Answer = Literal["agrees", "diverged", "unmeasured"]
 """`unmeasured`: nothing diverges, and no result was measured; that is no agreement."""
 
 SCHEMA_VERSION = 1
+ERROR, RATIO, COUNT = ".1e", ".6g", ",.3g"
+"""How a number is printed."""
+
+
+class Column(NamedTuple):
+    """What is known of one column of the result table. A column with `equal` is a figure: it is measured."""
+
+    meaning: str
+    equal: float | None = None
+    """The value for two equal tensors."""
+    judged: bool = False
+    """Whether a policy may judge by it: by its distance from `equal` (`bit_identical` as 1 when bits differ)."""
+    words: str = ""
+    """What reports call it; the name itself when empty."""
+    form: str = RATIO
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One pair of slots: where, what was measured, what the policy says. Figures that were not measured are NaN or -1."""
+    """One pair of slots: where, what was measured, what the policy says. Figures that were not measured are NaN or -1.
 
-    step: int
-    rank: int
-    index: int
-    call: str
-    candidate_call: str
-    repeat: int
-    level: Level
-    direction: Direction
-    module: str
-    slot: str
-    side: Side
-    baseline_dtype: str
-    candidate_dtype: str
-    baseline_shape: str
-    candidate_shape: str
-    basis: Basis
-    bit_identical: bool
-    count: int
-    different: int
-    max_abs: float
-    max_abs_index: int
-    max_rel: float
-    mean_abs: float
-    relative_l2: float
-    one_minus_cosine: float
-    norm_ratio: float
-    bias: float
-    bias_z: float
-    slope: float
-    slope_z: float
-    within_1e4: float
-    within_1e3: float
-    within_5e3: float
-    within_1e2: float
-    ulp_max: float
-    ulp_mean: float
-    ulp_over_1: float
-    ulp_over_4: float
-    nonfinite_different: int
-    nonfinite_index: int
-    baseline_max: float
-    baseline_min: float
-    baseline_mean: float
-    baseline_norm: float
-    baseline_nan: int
-    baseline_inf: int
-    candidate_max: float
-    candidate_min: float
-    candidate_mean: float
-    candidate_norm: float
-    candidate_nan: int
-    candidate_inf: int
-    verdict: Verdict
-    judged_by: str
-    measured: float
-    allowed: float
-    status: Status
-    note: str = ""
+    This is the one table of columns: types, documentation, the schemas of files and the figures of equal tensors follow
+    from it. `numerics.pairs.derive` computes the figures.
+    """
+
+    # fmt: off
+    step: Annotated[int, Column("training step")]
+    rank: Annotated[int, Column("rank of the process")]
+    index: Annotated[int, Column("line of the call in the baseline's calls.jsonl, from 0")]
+    call: Annotated[str, Column("name of the call in the baseline")]
+    candidate_call: Annotated[str, Column("name of its partner in the candidate")]
+    repeat: Annotated[int, Column("how often the call had been recorded before in the step")]
+    level: Annotated[Level, Column("module, api or aten")]
+    direction: Annotated[Direction, Column("forward or backward")]
+    module: Annotated[str, Column("module in which the call was made")]
+    slot: Annotated[str, Column("place of the tensor in the call")]
+    side: Annotated[Side, Column("input, output or parameters")]
+    baseline_dtype: Annotated[str, Column("element type in the baseline")]
+    candidate_dtype: Annotated[str, Column(
+        "element type in the candidate; when it differs, values are compared in the wider one")]
+    baseline_shape: Annotated[str, Column("shape in the baseline")]
+    candidate_shape: Annotated[str, Column("shape in the candidate")]
+    basis: Annotated[Basis, Column("measured from: values, digest (equal, so not read), statistics, none")]
+    bit_identical: Annotated[bool, Column(
+        "whether both hold the same bits; where there is no digest, whether all statistics are equal",
+        equal=True, judged=True)]
+    count: Annotated[int, Column("elements that are finite on both sides")]
+    different: Annotated[int, Column(
+        "elements whose values differ", equal=0, judged=True, words="elements that differ", form=COUNT)]
+    max_abs: Annotated[float, Column("greatest absolute error", equal=0.0, judged=True, words="max |Δ|", form=ERROR)]
+    max_abs_index: Annotated[int, Column("where it is: flat index in row-major order")]
+    max_rel: Annotated[float, Column(
+        "greatest error relative to the baseline's element, where that is not zero",
+        equal=0.0, judged=True, words="greatest relative error", form=ERROR)]
+    mean_abs: Annotated[float, Column("mean absolute error", equal=0.0, judged=True, words="mean |Δ|", form=ERROR)]
+    relative_l2: Annotated[float, Column(
+        "norm of the difference over norm of the baseline", equal=0.0, judged=True, words="relative L2", form=ERROR)]
+    one_minus_cosine: Annotated[float, Column(
+        "1 - cosine, from the difference: right down to 1e-17", equal=0.0, judged=True, words="1 - cosine", form=ERROR)]
+    norm_ratio: Annotated[float, Column(
+        "norm of the candidate over norm of the baseline",
+        equal=1.0, judged=True, words="norm ratio off 1 by", form=ERROR)]
+    bias: Annotated[float, Column("mean of candidate - baseline", equal=0.0, judged=True, words="bias", form=ERROR)]
+    bias_z: Annotated[float, Column(
+        "bias over its standard error", equal=0.0, words="bias in standard errors", form=COUNT)]
+    slope: Annotated[float, Column(
+        "factor by which the baseline is best scaled to give the candidate",
+        equal=1.0, judged=True, words="slope off 1 by", form=ERROR)]
+    slope_z: Annotated[float, Column(
+        "slope - 1 over its standard error", equal=0.0, words="slope - 1 in standard errors", form=COUNT)]
+    within_1e4: Annotated[float, Column(
+        "share of elements with a relative error of at most 1e-4",
+        equal=1.0, words="elements further off than 1e-4:", form=RATIO)]
+    within_1e3: Annotated[float, Column(
+        "the same for 1e-3", equal=1.0, words="elements further off than 1e-3:", form=RATIO)]
+    within_5e3: Annotated[float, Column("the same for 5e-3", equal=1.0)]
+    within_1e2: Annotated[float, Column(
+        "the same for 1e-2", equal=1.0, words="elements further off than 1e-2:", form=RATIO)]
+    ulp_max: Annotated[float, Column(
+        "greatest distance in units of the last place, of the coarser dtype",
+        equal=0.0, judged=True, words="greatest distance in ULP", form=COUNT)]
+    ulp_mean: Annotated[float, Column(
+        "mean distance in units of the last place", equal=0.0, judged=True, words="mean distance in ULP", form=COUNT)]
+    ulp_over_1: Annotated[float, Column(
+        "share of elements more than 1 unit apart",
+        equal=0.0, judged=True, words="share of elements more than 1 ULP apart", form=COUNT)]
+    ulp_over_4: Annotated[float, Column(
+        "share of elements more than 4 units apart",
+        equal=0.0, judged=True, words="share of elements more than 4 ULP apart", form=COUNT)]
+    nonfinite_different: Annotated[int, Column(
+        "places where one side is NaN or infinite and the other is not the same", equal=0, judged=True)]
+    nonfinite_index: Annotated[int, Column("the first of them: flat index in row-major order")]
+    baseline_max: Annotated[float, Column("maximum, NaN passed over")]
+    baseline_min: Annotated[float, Column("minimum, NaN passed over")]
+    baseline_mean: Annotated[float, Column("mean of the finite elements")]
+    baseline_norm: Annotated[float, Column("norm of the finite elements")]
+    baseline_nan: Annotated[int, Column("number of NaN")]
+    baseline_inf: Annotated[int, Column("number of infinities")]
+    candidate_max: Annotated[float, Column("as for the baseline")]
+    candidate_min: Annotated[float, Column("as for the baseline")]
+    candidate_mean: Annotated[float, Column("as for the baseline")]
+    candidate_norm: Annotated[float, Column("as for the baseline")]
+    candidate_nan: Annotated[int, Column("as for the baseline")]
+    candidate_inf: Annotated[int, Column("as for the baseline")]
+    verdict: Annotated[Verdict, Column("agrees, diverges or unmeasured, as the policy says")]
+    judged_by: Annotated[str, Column("the figure that decided")]
+    measured: Annotated[float, Column("its value")]
+    allowed: Annotated[float, Column("what the policy allowed")]
+    status: Annotated[Status, Column(
+        "of the whole call: agrees, introduced, inherited, amplified, structural, unmeasured")]
+    note: Annotated[str, Column("why nothing was measured, or under which condition it was")] = ""
+    # fmt: on
 
 
-COLUMNS: dict[str, str] = {
-    "step": "training step",
-    "rank": "rank of the process",
-    "index": "line of the call in the baseline's calls.jsonl, from 0",
-    "call": "name of the call in the baseline",
-    "candidate_call": "name of its partner in the candidate",
-    "repeat": "how often the call had been recorded before in the step",
-    "level": "module, api or aten",
-    "direction": "forward or backward",
-    "module": "module in which the call was made",
-    "slot": "place of the tensor in the call",
-    "side": "input, output or parameters",
-    "baseline_dtype": "element type in the baseline",
-    "candidate_dtype": "element type in the candidate; when it differs, values are compared in the wider one",
-    "baseline_shape": "shape in the baseline",
-    "candidate_shape": "shape in the candidate",
-    "basis": "measured from: values, digest (equal, so not read), statistics, none",
-    "bit_identical": "whether both hold the same bits; where there is no digest, whether all statistics are equal",
-    "count": "elements that are finite on both sides",
-    "different": "elements whose values differ",
-    "max_abs": "greatest absolute error",
-    "max_abs_index": "where it is: flat index in row-major order",
-    "max_rel": "greatest error relative to the baseline's element, where that is not zero",
-    "mean_abs": "mean absolute error",
-    "relative_l2": "norm of the difference over norm of the baseline",
-    "one_minus_cosine": "1 - cosine, from the difference: right down to 1e-17",
-    "norm_ratio": "norm of the candidate over norm of the baseline",
-    "bias": "mean of candidate - baseline",
-    "bias_z": "bias over its standard error",
-    "slope": "factor by which the baseline is best scaled to give the candidate",
-    "slope_z": "slope - 1 over its standard error",
-    "within_1e4": "share of elements with a relative error of at most 1e-4",
-    "within_1e3": "the same for 1e-3",
-    "within_5e3": "the same for 5e-3",
-    "within_1e2": "the same for 1e-2",
-    "ulp_max": "greatest distance in units of the last place, of the coarser dtype",
-    "ulp_mean": "mean distance in units of the last place",
-    "ulp_over_1": "share of elements more than 1 unit apart",
-    "ulp_over_4": "share of elements more than 4 units apart",
-    "nonfinite_different": "places where one side is NaN or infinite and the other is not the same",
-    "nonfinite_index": "the first of them: flat index in row-major order",
-    "baseline_max": "maximum, NaN passed over",
-    "baseline_min": "minimum, NaN passed over",
-    "baseline_mean": "mean of the finite elements",
-    "baseline_norm": "norm of the finite elements",
-    "baseline_nan": "number of NaN",
-    "baseline_inf": "number of infinities",
-    "candidate_max": "as for the baseline",
-    "candidate_min": "as for the baseline",
-    "candidate_mean": "as for the baseline",
-    "candidate_norm": "as for the baseline",
-    "candidate_nan": "as for the baseline",
-    "candidate_inf": "as for the baseline",
-    "verdict": "agrees, diverges or unmeasured, as the policy says",
-    "judged_by": "the figure that decided",
-    "measured": "its value",
-    "allowed": "what the policy allowed",
-    "status": "of the whole call: agrees, introduced, inherited, amplified, structural, unmeasured",
-    "note": "why nothing was measured, or under which condition it was",
-}
-"""Every column of a result table, in order, with its meaning. The fields of `Row`."""
+_ANNOTATIONS = {name: hint.__metadata__[0] for name, hint in get_type_hints(Row, include_extras=True).items()}
+COLUMNS: dict[str, str] = {name: column.meaning for name, column in _ANNOTATIONS.items()}
+"""Every column of a result table, in order, with its meaning."""
+FIGURES: dict[str, Column] = {name: column for name, column in _ANNOTATIONS.items() if column.equal is not None}
+"""The columns that compare two tensors with each other."""
 
 FindingKind = Literal["only_baseline", "only_candidate", "shape", "dtype", "arguments", "slots", "raised"]
 

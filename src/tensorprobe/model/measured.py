@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorprobe.model.comparison import Buckets, Finding
+from tensorprobe.model.comparison import FIGURES, Buckets, Finding
 from tensorprobe.model.level import Level
 from tensorprobe.model.reason import Unmeasured
 
@@ -30,10 +30,7 @@ SOFT, HARD = 1, 2
 INPUTS = ("identical", "agree", "diverge", "unknown")
 AGREES, DIVERGES, UNMEASURED = range(3)
 VERDICTS = ("agrees", "diverges", "unmeasured")
-JUDGED = (
-    "", "relative_l2", "max_abs", "slope", "bias", "different", "nonfinite_different", "bit_identical", "one_minus_cosine",
-    "max_rel", "mean_abs", "norm_ratio", "ulp_max", "ulp_mean", "ulp_over_1", "ulp_over_4",
-)  # fmt: skip
+JUDGED = ("", *(name for name, column in FIGURES.items() if column.judged))
 """The figures that a policy may judge by. `slope` and `norm_ratio` by their distance from 1, `bias` by its size,
 `bit_identical` as 1 when bits differ."""
 

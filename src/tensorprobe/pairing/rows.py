@@ -12,6 +12,7 @@ import msgspec
 import numpy
 
 from tensorprobe.model import DTYPES, Slot
+from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
 from tensorprobe.model.reason import Unmeasured
 from tensorprobe.numerics.pairs import derive
@@ -24,18 +25,6 @@ _DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 _MOMENTS = ("max", "min", "mean", "norm", "nan", "inf")
 _NO_SUMMARY = (float("nan"),) * 4 + (-1, -1)
 _INDICES = ("max_abs_index", "nonfinite_index")
-_ZERO = (
-    "max_abs max_rel mean_abs relative_l2 one_minus_cosine bias bias_z slope_z ulp_max ulp_mean ulp_over_1 ulp_over_4"
-)
-_ONE = "norm_ratio slope within_1e4 within_1e3 within_5e3 within_1e2"
-_EQUAL: dict[str, Any] = {
-    "bit_identical": True,
-    "different": 0,
-    "nonfinite_different": 0,
-    **dict.fromkeys(_ZERO.split(), 0.0),
-    **dict.fromkeys(_ONE.split(), 1.0),
-}
-"""The figures of two equal tensors."""
 
 
 class RowLists:
@@ -134,8 +123,8 @@ class RowLists:
         counts = numpy.array([min(sizes[shape], 2**62) for shape in self._shapes[0]], dtype=numpy.int64)
         lost = numpy.maximum(columns["baseline_nan"], 0) + numpy.maximum(columns["baseline_inf"], 0)
         columns["count"][equal] = numpy.maximum(counts - lost, 0)[equal]
-        for name, value in _EQUAL.items():
-            columns[name][equal] = value
+        for name, figure in FIGURES.items():
+            columns[name][equal] = figure.equal
 
 
 def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) -> None:

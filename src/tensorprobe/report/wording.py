@@ -10,7 +10,18 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from tensorprobe.model.comparison import Comparison, Divergence, External, Finding, Row, RunSide
+from tensorprobe.model.comparison import (
+    COUNT,
+    ERROR,
+    FIGURES,
+    Column,
+    Comparison,
+    Divergence,
+    External,
+    Finding,
+    Row,
+    RunSide,
+)
 from tensorprobe.model.stack import Frame
 from tensorprobe.text import counted, plain
 
@@ -45,27 +56,7 @@ _BASES = {
     "statistics": "by statistics only, which is weaker",
     "none": "not measured",
 }
-_ERROR, _RATIO, _COUNT = ".1e", ".6g", ",.3g"
-_FIGURES = {
-    "within_1e2": ("elements further off than 1e-2:", _RATIO),
-    "within_1e3": ("elements further off than 1e-3:", _RATIO),
-    "within_1e4": ("elements further off than 1e-4:", _RATIO),
-    "max_abs": ("max |Δ|", _ERROR),
-    "max_rel": ("greatest relative error", _ERROR),
-    "mean_abs": ("mean |Δ|", _ERROR),
-    "relative_l2": ("relative L2", _ERROR),
-    "one_minus_cosine": ("1 - cosine", _ERROR),
-    "norm_ratio": ("norm ratio off 1 by", _ERROR),
-    "bias": ("bias", _ERROR),
-    "bias_z": ("bias in standard errors", _COUNT),
-    "slope": ("slope off 1 by", _ERROR),
-    "slope_z": ("slope - 1 in standard errors", _COUNT),
-    "different": ("elements that differ", _COUNT),
-    "ulp_max": ("greatest distance in ULP", _COUNT),
-    "ulp_mean": ("mean distance in ULP", _COUNT),
-    "ulp_over_1": ("share of elements more than 1 ULP apart", _COUNT),
-    "ulp_over_4": ("share of elements more than 4 ULP apart", _COUNT),
-}
+_NO_FIGURE = Column("")
 _NO_PARTNER = {"only_baseline": "the candidate makes no such call", "only_candidate": "the baseline makes no such call"}
 _NOT_JUDGED = "without a status"
 
@@ -145,7 +136,7 @@ def inputs_of(divergence: Divergence) -> str:
     """Whether the inputs of the call agree, with their error when there is one."""
     words, error = _INPUTS[divergence.inputs], divergence.input_error
     if divergence.inputs in ("agree", "diverge") and math.isfinite(error) and error > 0:
-        words += f" (relative L2 {error:{_ERROR}})"
+        words += f" (relative L2 {error:{ERROR}})"
     return words
 
 
@@ -187,14 +178,15 @@ def _statistics(row: Row) -> list[str]:
     return [
         *norms,
         greatest,
-        *([f"{words} {_number(row.measured, _ERROR)} (allowed {_number(row.allowed, _ERROR)})"] if words else []),
+        *([f"{words} {_number(row.measured, ERROR)} (allowed {_number(row.allowed, ERROR)})"] if words else []),
     ]
 
 
 def figure(name: str, value: float, show: Show = plain) -> str:
     """`max |Δ| 3.1e-02`; the name alone when there is no value."""
-    words, form = _FIGURES.get(name, (show(name.replace("_", " ")), _RATIO))
-    return words if math.isnan(value) else f"{words} {_number(value, form)}"
+    column = FIGURES.get(name, _NO_FIGURE)
+    words = column.words or show(name.replace("_", " "))
+    return words if math.isnan(value) else f"{words} {_number(value, column.form)}"
 
 
 def cause(comparison: Comparison) -> str:
@@ -334,7 +326,7 @@ def _external(external: External, show: Show) -> str:
 def _limit(row: Row, name: str) -> str:
     if row.judged_by != name or math.isnan(row.allowed):
         return ""
-    return f" (allowed {_number(row.allowed, _FIGURES.get(name, ('', _RATIO))[1])})"
+    return f" (allowed {_number(row.allowed, FIGURES.get(name, _NO_FIGURE).form)})"
 
 
 def _number(value: float, form: str) -> str:
@@ -342,7 +334,7 @@ def _number(value: float, form: str) -> str:
         return "inf" if value > 0 else "-inf"
     if value == 0:
         return "0"
-    if form == _COUNT and value == int(value):
+    if form == COUNT and value == int(value):
         return f"{int(value):,}"
     return f"{value:{form}}"
 
