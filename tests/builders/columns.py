@@ -1,0 +1,154 @@
+"""Measured columns made by hand, in memory: for everything that judges. No run, no tensor, no disk.
+
+    measured = step(
+        call("Functional.linear.0.forward", row("input.0"), row("output.0", error=1e-3, key="y")),
+        call("Functional.gelu.0.forward", row("input.0", error=1e-3, key="y"), row("output.0", error=1e-3)),
+    )
+
+A row is a pair of tensors with values of RMS 1 and a greatest value of 3, whose relative L2 error is `error`. Rows with the same
+`key` hold the same pair of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from tensorprobe.model import DTYPES, Level
+from tensorprobe.model.call import forward_name
+from tensorprobe.model.comparison import Buckets, Finding
+from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, VALUES, Calls, Measured, Rows
+from tensorprobe.model.reason import Unmeasured
+
+_fresh_keys = count()
+_COUNTS = ("count", "different", "nonfinite_different", "max_abs_index", "nonfinite_index")
+
+
+@dataclass
+class HandRow:
+    slot: str
+    key: Any
+    dtype: str
+    shape: tuple[int, ...]
+    basis: int
+    grad: bool
+    figures: dict[str, Any]
+    why: Unmeasured | None
+
+
+@dataclass
+class HandCall:
+    name: str
+    rows: tuple[HandRow, ...]
+    module: str = ""
+    candidate_module: str | None = None
+    structural: int = 0
+    index: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def row(
+    slot: str,
+    error: float = 0.0,
+    *,
+    key: Any = None,
+    dtype: str = "float32",
+    shape: tuple[int, ...] = (64, 64),
+    basis: int | None = None,
+    grad: bool = False,
+    why: Unmeasured | None = None,
+    **figures: Any,
+) -> HandRow:
+    """One pair of tensors; `figures` replace those that follow from `error`, `why` makes it an unmeasured one."""
+    size = math.prod(shape)
+    usual: dict[str, Any] = {
+        "count": size, "different": size if error else 0, "max_abs": 3 * error, "max_abs_index": 0 if error else -1,
+        "max_rel": error, "mean_abs": error, "relative_l2": error, "one_minus_cosine": error**2 / 2, "norm_ratio": 1.0,
+        "bias": 0.0, "bias_z": 0.0, "slope": 1.0, "slope_z": 0.0, "within_1e4": 1.0, "within_1e3": 1.0, "within_5e3": 1.0,
+        "within_1e2": 1.0, "ulp_max": 0.0, "ulp_mean": 0.0, "ulp_over_1": 0.0, "ulp_over_4": 0.0, "nonfinite_different": 0,
+        "nonfinite_index": -1, "bit_identical": not error,
+    }  # fmt: skip
+    for side in ("baseline", "candidate"):
+        usual |= {f"{side}_max": 3.0, f"{side}_min": -3.0, f"{side}_mean": 0.0, f"{side}_norm": math.sqrt(size)}
+        usual |= {f"{side}_nan": 0, f"{side}_inf": 0}
+    assert set(figures) <= set(usual), set(figures) - set(usual)
+    if basis is None:
+        basis = NONE if why else VALUES if error or figures else DIGEST
+    key = f"fresh {next(_fresh_keys)}" if key is None else key
+    return HandRow(slot, key, dtype, shape, basis, grad, {**usual, **figures}, why)
+
+
+def call(name: str, *rows: HandRow, **more: Any) -> HandCall:
+    return HandCall(name, rows, **more)
+
+
+def step(*calls: HandCall, step: int = 0, rank: int = 0, findings: tuple[Finding, ...] = ()) -> Measured:
+    """The columns of one step of one rank."""
+    rows = [row for each in calls for row in each.rows]
+    sides = np.array([SIDES.index(row.slot.partition(".")[0]) for row in rows], dtype=np.int8)
+    of_call = np.repeat(np.arange(len(calls)), [len(each.rows) for each in calls])
+    names = [each.name for each in calls]
+    backward = np.array([bool(forward_name(name)) for name in names], dtype=bool)
+    keys = list(dict.fromkeys(row.key for row in rows if row.basis in (VALUES, STATISTICS)))
+    codes = np.array([DTYPES[row.dtype].code for row in rows], dtype=np.int16)
+    columns = {
+        name: np.array([row.figures[name] for row in rows], dtype=_kind(name))
+        for name in (rows[0].figures if rows else ())
+    }
+    return Measured(
+        step=step,
+        rank=rank,
+        calls=Calls(
+            name=names,
+            candidate=names,
+            op=[name.rsplit(".", 2)[0] for name in names],
+            index=[at if each.index is None else each.index for at, each in enumerate(calls)],
+            repeat=[0] * len(calls),
+            level=[Level.of(name) for name in names],
+            direction=["backward" if back else "forward" for back in backward],
+            module=[each.module for each in calls],
+            candidate_module=[
+                each.module if each.candidate_module is None else each.candidate_module for each in calls
+            ],
+            stack=[None] * len(calls),
+            candidate_stack=[None] * len(calls),
+            forward=[names.index(other) if (other := forward_name(name)) in names else -1 for name in names],
+            structural=[each.structural for each in calls],
+            first_row=np.cumsum([0, *(len(each.rows) for each in calls)])[:-1].tolist(),
+        ),
+        rows=Rows(
+            call=of_call,
+            slot=[row.slot for row in rows],
+            side=sides,
+            made=(sides == SIDES.index("output")) | ((sides == SIDES.index("parameters")) & backward[of_call]),
+            dtypes=(codes, codes),
+            dtype_names=([row.dtype for row in rows], [row.dtype for row in rows]),
+            shapes=([row.shape for row in rows], [row.shape for row in rows]),
+            basis=np.array([row.basis for row in rows], dtype=np.int8),
+            key=np.array([keys.index(row.key) if row.key in keys else -1 for row in rows], dtype=np.int64),
+            grad=np.array([row.grad for row in rows], dtype=bool),
+            other_bits=np.zeros(len(rows), dtype=bool),
+            note=["" if row.why is None else row.why.value for row in rows],
+            figures=columns,
+            unmeasured={at: row.why for at, row in enumerate(rows) if row.why is not None},
+        ),
+        keys=keys,
+        buckets=Buckets(paired=len(calls)),
+        findings=list(findings),
+        findings_left_out=0,
+    )
+
+
+def only_in_baseline(name: str, index: int) -> Finding:
+    """The finding of a call without a partner."""
+    return Finding(kind="only_baseline", step=0, rank=0, index=index, call=name)
+
+
+def _kind(name: str) -> Any:
+    if name == "bit_identical":
+        return bool
+    return np.int64 if name in _COUNTS or name.endswith(("_nan", "_inf")) else float
