@@ -15,6 +15,7 @@
     │   └── NothingPaired        not one call has a partner
     ├── TrainingStopped          a watch was told to end the training after so many findings, and does
     ├── UnsupportedTorch         a private torch name that a room needs is absent
+    ├── SelfTestFailed           capture does not record what it must, in this process
     └── CommandFailed            a command started for the user could not be captured
 
 A message states a fact, where, the evidence and the next step. A difference between runs is a result, never an error.
@@ -82,6 +83,10 @@ class TrainingStopped(TensorprobeError):
 
 class NothingPaired(CannotCompare):
     """Not one call of one run has a partner in the other."""
+
+
+class SelfTestFailed(TensorprobeError):
+    """A few calls with known values were recorded before the program began, and were not all in the record."""
 
 
 class UnsupportedTorch(TensorprobeError, ImportError):

@@ -9,12 +9,14 @@ cannot do; the manifest of a run and `tensorprobe doctor` show it.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+import torch.overrides
 import torch.utils._python_dispatch
 import torch.utils.backend_registration
 import torch.utils.checkpoint
@@ -154,6 +156,35 @@ methods_of_tensor: Any = need(
 recurrent_functions: Any = need("_VF")
 all_op_names: Callable[[], list[str]] = need("_C._dispatch_get_all_op_names")
 extra_device: Callable[[], str] = need("_C._get_privateuse1_backend_name")
+
+
+@cache
+def overridable_functions() -> dict[Any, list[Any]]:
+    """Return the functions that torch offers to overrides, by namespace. Before 2.4 listing them warns of deprecated names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(torch.overrides.get_overridable_functions())
+
+
+def resolve_name(function: Any) -> str | None:
+    """Return the dotted name that torch has for one of its functions."""
+    overridable_functions()
+    found: str | None = torch.overrides.resolve_name(function)
+    return found
+
+
+def accelerators() -> dict[str, Any]:
+    """Return the module of each kind of accelerator that is present: torch.cuda, torch.npu, torch.xpu, torch.mps."""
+    found = {}
+    for kind in ("cuda", "xpu", "mps", "mtia", extra_device()):
+        module = getattr(torch, kind, None)
+        # torch.mps has the question since 2.2
+        ask = getattr(module, "is_available", None) or find(f"backends.{kind}.is_available")
+        if module is not None and ask is not None and ask():
+            found[kind] = module
+    return found
+
+
 device_module: Callable[[Any], Any] = need(
     "get_device_module",
     since="2.4",

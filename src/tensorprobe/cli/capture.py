@@ -49,7 +49,7 @@ def capture(
     """Record the PyTorch calls of a command.
 
     The script is not edited. Recording begins when it calls the first module, and a step ends with optimizer.step(). The
-    exit code is that of the command.
+    exit code is that of the command; 2 when the command succeeded but calls could not be recorded.
     """
     from tensorprobe.inject import environment
     from tensorprobe.record.run_folder import refuse_existing
@@ -75,8 +75,8 @@ def capture(
     refuse_existing(out, 0, overwrite=overwrite)
     payload = json.dumps({"out": str(out.absolute()), "overwrite": overwrite, "settings": settings})
     code = _run(command, environment({_HOOK: payload}, os.environ))
-    _report(out, command, code)
-    raise typer.Exit(code)
+    complete = _report(out, command, code)
+    raise typer.Exit(code if code or complete else 2)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
@@ -93,8 +93,8 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
             continue  # the command got it too; it decides when to end
 
 
-def _report(out: Path, command: list[str], code: int) -> None:
-    """Print what was recorded, to stderr: stdout belongs to the script."""
+def _report(out: Path, command: list[str], code: int) -> bool:
+    """Print what was recorded to stderr (stdout belongs to the script); return whether no call failed to be recorded."""
     from tensorprobe.record.reader import open_run
     from tensorprobe.report.inspect import render_coverage
 
@@ -112,3 +112,4 @@ def _report(out: Path, command: list[str], code: int) -> None:
         typer.echo(f"The command ended with exit code {code}.", err=True)
     typer.echo(f"Next:   tensorprobe inspect {shell(out)}", err=True)
     sys.stderr.flush()
+    return not any(part.coverage.failed or part.coverage.first_error for part in run.parts.values())

@@ -129,16 +129,12 @@ def _loops() -> str:
 
 def _devices() -> list[str]:
     try:
-        import torch
-
         from tensorprobe import torch_names
     except ImportError:
         return []
     found = ["cpu"]
-    for name in ("cuda", "xpu", "mps", "mtia", torch_names.extra_device()):
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available():
-            found.append(f"{name} x{module.device_count()}")
+    for name, module in torch_names.accelerators().items():
+        found.append(f"{name} x{getattr(module, 'device_count', lambda: 1)()}")
     return found
 
 

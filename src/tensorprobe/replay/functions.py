@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional
-from torch.overrides import get_overridable_functions
 
 from tensorprobe import torch_names
 from tensorprobe.ops import why_not_replayed
@@ -113,7 +112,7 @@ def _home(path: str) -> Any:
 @cache
 def _overridable() -> dict[str, frozenset[str]]:
     """Return for each home the names of the functions that torch offers to overrides, or that torch.nn.functional defines."""
-    offered = {function for functions in get_overridable_functions().values() for function in functions}
+    offered = {function for functions in torch_names.overridable_functions().values() for function in functions}
     found = {}
     for path in {path for paths in _HOMES.values() for path in paths}:
         home = _home(path)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
-from torch.overrides import resolve_name
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import changed_arguments
@@ -96,7 +95,7 @@ def _full_name(func: Any, name: str) -> str | None:
     module = getattr(func, "__module__", None) or ""
     if module.startswith("torch.distributed"):
         return f"torch.distributed.{name}"
-    resolved = resolve_name(func)
+    resolved = torch_names.resolve_name(func)
     if resolved:
         return str(resolved)
     if (

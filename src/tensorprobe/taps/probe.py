@@ -60,6 +60,8 @@ class Probe:
     `ways` is for an older tool's ways of naming and choosing calls.
     """
 
+    is_self_test = False
+
     def __init__(
         self,
         out: str | os.PathLike[str],
@@ -102,7 +104,11 @@ class Probe:
         return self._step
 
     def start(self) -> Probe:
-        """Begin to record. RunExists when the folder is taken, SettingsError when another probe is running."""
+        """Begin to record, after a self-test of a few calls.
+
+        RunExists when the folder is taken, SettingsError when another probe is running, SelfTestFailed when capture does
+        not work here.
+        """
         global _active
         if self._session is not None:
             return self
@@ -110,12 +116,14 @@ class Probe:
         world_size = max(find_world_size(), rank + 1)
         if self._form is None and self._sink is None:
             refuse_existing(self.out, rank, overwrite=self._overwrite)
+        self._wanted_rank = self.settings.ranks is None or rank in self.settings.ranks
+        if self._wanted_rank and self._sink is None and not self.is_self_test:
+            self._test_itself()
         with _active_lock:
             if _active is not None:
                 raise SettingsError(f"a probe into {str(_active.out)!r} is running in this process. Stop it first.")
             _active = self
         try:
-            self._wanted_rank = self.settings.ranks is None or rank in self.settings.ranks
             if self._wanted_rank:
                 self._begin(rank, world_size)
         except BaseException:
@@ -160,6 +168,12 @@ class Probe:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _test_itself(self) -> None:
+        from tensorprobe.taps.self_test import demand_working_capture
+
+        if _active is None:
+            demand_working_capture(str(self.settings.level), self.settings.mode, self._model_device)
 
     def _begin(self, rank: int, world_size: int) -> None:
         settings = self.settings

@@ -30,7 +30,7 @@ def seed_all(seed: int = 1234, mode: bool = False) -> None:
     random.seed(seed)
     _seed_numpy(seed)
     torch.manual_seed(seed)
-    for device in _device_modules():
+    for device in torch_names.accelerators().values():
         if hasattr(device, "manual_seed_all"):
             device.manual_seed_all(seed)
     if mode:
@@ -46,14 +46,3 @@ def _seed_numpy(seed: int) -> None:
     import numpy
 
     numpy.random.seed(seed)
-
-
-def _device_modules() -> list[object]:
-    """The module of each device type that is there: torch.cuda, torch.npu, torch.xpu, torch.mps."""
-    modules = []
-    for name in ("cuda", "xpu", "mps", "mtia", torch_names.extra_device()):
-        module = getattr(torch, name, None)
-        available = getattr(module, "is_available", None)
-        if callable(available) and available():
-            modules.append(module)
-    return modules

@@ -26,6 +26,10 @@ from tensorprobe.taps.stacks import OuterStack, StackBook
 NODE_KEY = "tensorprobe"
 
 
+_MOST_FAILURES = 1000
+"""After so many failures, if they are most of the calls, recording stops and the program goes on at full speed."""
+
+
 class Header(NamedTuple):
     """All that is known of a call but its tensors."""
 
@@ -360,6 +364,9 @@ class Session:
             self.failed += 1
         if self.first_error is None:
             self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"
+        if self.failed >= _MOST_FAILURES and self.failed > self.recorded and self.recording:
+            self.recording, self.over = False, True
+            self.notes["recording stopped: most calls failed"] += 1
 
     def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
         """The stack of whoever calls the module tap, to be called from the frame that stays until the module has returned."""

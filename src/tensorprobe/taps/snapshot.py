@@ -110,6 +110,8 @@ class Snapshots:
             except (
                 Exception
             ) as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
+                if type(tensor) is _Tensor and isinstance(error, (AttributeError, TypeError)):
+                    raise  # a bug of ours, or a name that this torch lacks: the call counts as failed
                 why = (
                     _why_not(tensor)
                     if tensor.layout is not torch.strided

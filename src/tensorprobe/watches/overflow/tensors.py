@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy
 import torch
 
 from tensorprobe import torch_names
@@ -71,8 +72,5 @@ def places_of(tensor: torch.Tensor, *, greatest: bool = False) -> tuple[int, lis
         wide = values.double() if values.dtype.itemsize == 1 else values
         chosen = wide.abs() >= torch.finfo(values.dtype).max if greatest else ~wide.isfinite()
         flat = chosen.flatten().nonzero().flatten()
-        places = [
-            [int(index) for index in torch.unravel_index(place, tensor.shape)] if tensor.dim() else []
-            for place in flat[:SHOWN_PLACES]
-        ]
-        return flat.numel(), places
+        first = flat[:SHOWN_PLACES].tolist()
+        return flat.numel(), [[int(at) for at in numpy.unravel_index(place, tuple(tensor.shape))] for place in first]

@@ -1,0 +1,134 @@
+"""A quick proof that capture works in this process: a tiny training is recorded, read back and compared with known numbers.
+
+It runs before the program does, in a thread of its own: the program's modes, autocast and gradient settings do not reach
+it, and it draws no random numbers. The run goes into a temporary folder that is removed again.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorprobe.errors import SelfTestFailed
+from tensorprobe.fast import fast
+from tensorprobe.record.reader import open_run
+from tensorprobe.record.run import Run
+from tensorprobe.taps.probe import Probe
+
+_INPUT = ((1.0, -2.0, 3.0), (4.0, 5.0, -6.0))
+_WEIGHT = ((1.0, 2.0, -1.0), (-3.0, 1.0, 2.0))
+_OUTPUT = ((-6.0, 1.0), (20.0, -19.0))
+_GIVEN = ((1.0, 2.0), (-1.0, 3.0))
+_EXPECTED = {
+    "input": ("forward", _INPUT),
+    "output": ("forward", _OUTPUT),
+    "gradient of the output": ("backward", _GIVEN),
+    "gradient of the input": ("backward", ((-5.0, 4.0, 3.0), (-10.0, 1.0, 7.0))),
+    "gradient of the weight": ("backward", ((-3.0, -7.0, 9.0), (14.0, 11.0, -12.0))),
+}
+_TOLERANCE = 1e-6
+_RING_BYTES = 1 << 20
+
+_passed: set[tuple[str, str, str]] = set()
+
+
+def demand_working_capture(level: str, mode: str, device: str) -> None:
+    """Run the self-test, once in a process for each level, mode and device; SelfTestFailed says what is missing or wrong."""
+    key = (level, mode, device)
+    if key in _passed:
+        return
+    problem = find_problem(level, mode, device)
+    if problem:
+        loops = "native" if fast is not None else "Python"
+        raise SelfTestFailed(
+            f"capture does not work here, nothing is recorded: {problem}.\n"
+            f"  Level {level}, mode {mode}, device {device}, torch {torch.__version__}, {loops} loops.\n"
+            "  See what works: tensorprobe doctor"
+        )
+    _passed.add(key)
+
+
+def find_problem(level: str, mode: str, device: str) -> str:
+    """Return what the self-test finds missing or wrong; empty when every value is there and right."""
+    with tempfile.TemporaryDirectory(prefix="tensorprobe-self-test-", ignore_cleanup_errors=True) as folder:
+        found: list[str] = []
+
+        def run() -> None:
+            try:
+                _record(folder, level, mode, device)
+                found.append(_check(open_run(folder), mode))
+            except BaseException as error:
+                found.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=run, name="tensorprobe self-test")
+        thread.start()
+        thread.join()
+        return found[0]
+
+
+class _Product(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(_WEIGHT, dtype=torch.float32, device=device))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(value, self.weight)
+
+
+class _UncheckedProbe(Probe):
+    is_self_test = True
+
+
+def _record(folder: str, level: str, mode: str, device: str) -> None:
+    model = _Product(device)
+    value = torch.tensor(_INPUT, dtype=torch.float32, device=device, requires_grad=True)
+    given = torch.tensor(_GIVEN, dtype=torch.float32, device=device)
+    settings: dict[str, Any] = {"level": level, "mode": mode, "stacks": False, "ring_bytes": _RING_BYTES}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        probe = _UncheckedProbe(folder, model=model, rank=0, overwrite=True, in_process=True, **settings)
+        with probe:
+            model(value).backward(given)
+    coverage = probe.coverage
+    if coverage is None or coverage.failed or coverage.first_error:
+        raise RuntimeError("no call was recorded" if coverage is None else coverage.first_error)
+
+
+def _check(run: Run, mode: str) -> str:
+    """Return which of the known tensors is not in the run with the right values."""
+    seen: dict[str, list[tuple[float, float, float]]] = {"forward": [], "backward": []}
+    values: dict[str, list[Any]] = {"forward": [], "backward": []}
+    for call in run.calls(0, 0):
+        for slot in call.slots:
+            summary = slot.model.summary
+            if summary is not None:
+                seen[str(call.direction)].append((float(summary.max), float(summary.min), float(summary.norm)))
+            if slot.has_data:
+                values[str(call.direction)].append(slot.numpy().tolist())
+    if mode == "structure":
+        found = {str(call.direction) for call in run.calls(0, 0)}
+        return "" if found == {"forward", "backward"} else f"only {sorted(found)} calls are in the record"
+    for name, (direction, expected) in _EXPECTED.items():
+        numbers = [number for row in expected for number in row]
+        wanted = (max(numbers), min(numbers), math.hypot(*numbers))
+        if not any(_is_close(found, wanted) for found in seen[direction]):
+            return f"the {name} of a product is not in the record, or with wrong statistics"
+        rows = [list(row) for row in expected]
+        if mode == "tensor" and rows not in values[direction] and _transposed(rows) not in values[direction]:
+            return f"the {name} of a product is in the record with wrong values"
+    return ""
+
+
+def _is_close(found: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
+    return all(abs(a - b) <= _TOLERANCE * abs(b) for a, b in zip(found, wanted, strict=True))
+
+
+def _transposed(rows: list[list[float]]) -> list[list[float]]:
+    """ATen calls see some of the matrices transposed."""
+    return [list(column) for column in zip(*rows, strict=True)]
