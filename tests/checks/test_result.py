@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorprobe.checks.messages import Finished
-from tensorprobe.checks.plan import Plan, Planned, Task
+from tensorprobe.checks.plan import Finished, Plan, Planned, Task
 from tensorprobe.checks.result import PrecheckResult, conclude
 from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.record.run import Entry

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 
 import tensorprobe
-from tensorprobe.checks.check import CheckSettings, check_call, prepare
+from tensorprobe.checks.check import CheckSettings, check_call
 from tensorprobe.replay.functions import CannotReplay, find_function
 from tensorprobe.replay.inputs import make_inputs
 from tensorprobe.replay.once import Replay
+from tensorprobe.replay.runs import prepare
 from tests.builders.runs import call as made_call
 from tests.builders.runs import write
 from tests.checks.planting import DEVICE, assert_passes, assert_skipped, check, planted, record, record_one

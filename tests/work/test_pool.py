@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.work import pool
-from tensorprobe.work.pool import Death, Job, StartFailed, run_in_processes
+from tensorprobe.work.pool import Death, Job, Limits, StartFailed, run_in_processes
 
 PROGRAM = """
 import sys; sys.path[:] = {path!r}
@@ -34,6 +35,21 @@ def obey(start, progress):
             1 / 0
         if parcel == b"refuse":
             raise RunDamaged("line 3 is damaged")
+        if parcel.startswith(b"open "):
+            try:
+                with open(parcel[5:].decode(), "ab") as file:
+                    file.write(b"x" * 5000)
+                    file.flush()
+            except OSError as error:
+                return pool.Reply(type(error).__name__.encode())
+        if parcel == b"grow":
+            try:
+                bytearray(1 << 28)
+            except MemoryError:
+                return pool.Reply(b"MemoryError")
+        if parcel == b"where":
+            import tempfile
+            return pool.Reply(os.getcwd().encode() + b" " + tempfile.gettempdir().encode())
         progress(2)
         return pool.Reply(parcel + b" by %d" % os.getpid(), parcel == b"last")
     yield answer
@@ -50,12 +66,14 @@ def obedient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_PROGRAM", PROGRAM)
 
 
-def run(*parcels: bytes, jobs: int = 1, start: bytes = b"", limit: float | None = None) -> tuple[dict[int, str], Any]:
+def run(
+    *parcels: bytes, jobs: int = 1, start: bytes = b"", limit: float | None = None, limits: Limits | None = None
+) -> tuple[dict[int, str], Any]:
     """The replies and the deaths, each by the number of its parcel."""
     replies: dict[int, str] = {}
     deaths: list[Death] = []
     run_in_processes(
-        Job(target="tensorprobe.obedient:obey", start=start, time_limit_s=limit),
+        Job(target="tensorprobe.obedient:obey", start=start, time_limit_s=limit, limits=limits),
         parcels,
         jobs=jobs,
         take=lambda number, content: replies.update({number: content.decode()}),
@@ -123,3 +141,31 @@ def test_begin_is_called_once_a_process_is_ready() -> None:
 def test_a_target_is_a_function_of_this_package() -> None:
     with pytest.raises(ValueError, match="'os:system' is not a function of tensorprobe"):
         pool.resolve("os:system")
+
+
+def test_memory_beyond_the_limit_is_refused_and_the_process_lives() -> None:
+    replies, deaths = run(b"grow", b"b", limits=Limits(memory_bytes=1 << 27))
+    assert replies[0] == "MemoryError" and replies[1].startswith("b by ") and not deaths
+    assert run(b"grow", limits=Limits(memory_bytes=1 << 30))[0][0].startswith("grow by ")
+
+
+def test_a_file_beyond_the_limit_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert run(b"open %s" % bytes(file), limits=Limits(file_bytes=4096))[0][0] == "OSError"
+    assert file.stat().st_size <= 4096
+    assert run(b"open %s" % bytes(file), limits=Limits(file_bytes=1 << 20))[0][0].startswith("open ")
+
+
+def test_a_process_with_limits_has_a_scratch_folder_that_goes_with_it() -> None:
+    cwd, temporary = run(b"where", limits=Limits())[0][0].split()
+    assert cwd == temporary and not Path(cwd).exists() and cwd != str(Path.cwd())
+
+
+def test_a_read_only_process_writes_to_its_scratch_folder_alone(tmp_path: Path) -> None:
+    if run(b"open %s/probe" % bytes(tmp_path), limits=Limits(read_only=True))[0][0] != "PermissionError":
+        pytest.skip("this system has no Landlock")
+    file = tmp_path / "file"
+    file.write_bytes(b"mine")
+    replies, _ = run(b"open %s" % bytes(file), b"open own", b"open /dev/null", limits=Limits(read_only=True))
+    assert replies[0] == "PermissionError" and file.read_bytes() == b"mine"
+    assert replies[1].startswith("open own by ") and replies[2].startswith("open /dev/null by ")

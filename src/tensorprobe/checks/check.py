@@ -1,25 +1,41 @@
 """One call of a run, run alone on the device and on the reference, forward and backward, and judged.
 
-In: a recorded forward call, its recorded backward when there is one. Out: a `CallCheck`. A call that cannot be run is
-skipped with the reason; an exception of the op on the device alone is a failure of the op, not of the check.
+In: a recorded forward call, its recorded backward if there is one. Out: a `CallCheck`. A call that cannot be run is
+skipped with the reason. An exception of the op on the device alone is a failure of the op, not of the check.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
+import traceback
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 
+import msgspec
 import torch
 
-from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.checks.plan import Answer, Finished, Start, Task
+from tensorprobe.errors import SettingsError, TensorprobeError, did_you_mean
 from tensorprobe.judge.standards import STANDARDS
 from tensorprobe.model.precheck import CallCheck, Checked, Passed
+from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
-from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare
+from tensorprobe.replay.isolation import read_call, too_large
+from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare, said
+from tensorprobe.replay.script import Script
+from tensorprobe.work.pool import Reply
+
+_LARGE = 1 << 20
+"""Elements of all tensors of a call from which on more than one thread is worth it. With one, sums are added up in one order."""
+_BACKENDS = {"npu": "torch_npu", "hpu": "habana_frameworks.torch", "mlu": "torch_mlu", "musa": "torch_musa"}
+"""Devices that torch knows of only after another package was imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +133,104 @@ def _raised(found: DeviceRaised, variant: str) -> Checked:
 def _worst(details: list[Checked]) -> Passed:
     results = {one.result for one in details}
     return "fail" if "fail" in results else "pass" if "pass" in results else "skip"
+
+
+class Checker:
+    """Checks one call after the other in the process that it is made in. SettingsError or RunError when run or device cannot be used.
+
+    An exception that a check lets out becomes a skipped call with the traceback, or a failed one if the device no longer responds.
+    Outside of `conditions` nothing in the process is changed.
+    """
+
+    def __init__(self, start: Start, run: Run | None = None) -> None:
+        self._start = start
+        _load_backend(start.device)
+        self._settings = CheckSettings(
+            device=start.device,
+            data=start.data,  # type: ignore[arg-type]  # checked by what it is given to
+            standard=start.standard,
+            backward=start.backward,
+            hard=start.hard,
+        )
+        self._run = run or start.run.open()
+
+    @contextmanager
+    def conditions(self) -> Iterator[None]:
+        """Run calls with warnings off; at the end random generators, threads and warnings are as before."""
+        threads = torch.get_num_threads()
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+
+    def check(self, task: Task) -> Answer:
+        """Return the outcome of one call."""
+        try:
+            call = read_call(self._run, task.step, task.rank, task.call)
+            backward = None if task.backward is None else read_call(self._run, task.step, task.rank, task.backward)
+        except TensorprobeError as error:
+            return _skipped(task, str(error).splitlines()[0])
+        if call.model.args is None and call.model.kwargs is None:
+            return _skipped(task, "its arguments were not recorded, only its tensors")
+        if reason := too_large(call.model, self._start.max_replay_bytes):
+            return _skipped(task, reason)
+        elements = sum(slot.count for slot in call.model.slots)
+        torch.set_num_threads(self._start.threads if elements >= _LARGE else 1)
+        try:
+            check = check_call(call, backward, self._settings)
+        except Exception as error:
+            text = said(error)
+            if not self._device_answers():
+                broken = task.without_figures("fail", f"it broke {self._start.device}: {text}")
+                return Answer(finished=Finished(check=broken, ends=True))
+            return _skipped(task, f"the check itself failed with {text}", traceback.format_exc())
+        if "fail" not in (check.forward, check.backward):
+            return Answer(finished=Finished(check=check))
+        script, trouble = self._script(call, backward, check)
+        finished = Finished(check=check, trouble=trouble, ends=not self._device_answers())
+        if script is None:
+            return Answer(finished=finished)
+        return Answer(finished=finished, script=script.text, tensors=script.tensors)
+
+    def _script(self, call: StoredCall, backward: StoredCall | None, check: CallCheck) -> tuple[Script | None, str]:
+        """Return the script of a failing call, or what went wrong. The call fails either way."""
+        if not self._start.save_failures:
+            return None, ""
+        try:
+            from tensorprobe.replay.failures import failure_script
+
+            return failure_script(call, backward, self._settings.conditions(), check), ""
+        except Exception:
+            return None, f"{call.name} could not be saved.\n{traceback.format_exc()}"
+
+    def _device_answers(self) -> bool:
+        """Return whether the device still computes: after some errors everything fails that comes later."""
+        try:
+            return self._start.device == "cpu" or torch.ones(2, device=self._start.device).sum().item() == 2.0
+        except Exception:
+            return False
+
+
+def _skipped(task: Task, reason: str, trouble: str = "") -> Answer:
+    return Answer(finished=Finished(check=task.without_figures("skip", reason), trouble=trouble))
+
+
+def _load_backend(device: str) -> None:
+    package = _BACKENDS.get(device.partition(":")[0])
+    if package is not None and importlib.util.find_spec(package.partition(".")[0]) is not None:
+        import_module(package)
+
+
+@contextmanager
+def serve_checks(start: bytes, _progress: object) -> Iterator[object]:
+    """Answer tasks; a target of `work.pool`."""
+    checker = Checker(msgspec.msgpack.decode(start, type=Start))
+
+    def answer(parcel: bytes) -> Reply:
+        found = checker.check(msgspec.msgpack.decode(parcel, type=Task))
+        return Reply(msgspec.msgpack.encode(found), found.finished.ends)
+
+    with checker.conditions():
+        yield answer

@@ -1,9 +1,9 @@
-"""Which calls of a run are checked: a plan made as data before anything runs.
+"""Which calls of a run are checked, and what processes that check them are sent and return. Nothing runs here.
 
 In: a run and what was asked for. Out: the distinct forward calls in the order of the record, each with its recorded
 backward and with the calls that it stands for. Every candidate is in exactly one of them.
 
-Two calls are equal when op, arguments, and dtype, shape, stride and grad of every input are, and the dtypes of the outputs
+Two calls are equal if op, arguments, and dtype, shape, stride and grad of every input are equal, and the dtypes of the outputs
 (autocast shows nowhere else). With real data the values must be equal too. A recomputed call is equal to its original.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -27,8 +27,8 @@ from tensorprobe.model.precheck import CallCheck, Passed
 from tensorprobe.model.stack import Frame
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, ranges
+from tensorprobe.replay.isolation import RunPlace
 from tensorprobe.text import counted
-
 
 class Task(msgspec.Struct, frozen=True):
     """Where a call and its backward stand in the run: all that a process needs to be told."""
@@ -53,6 +53,41 @@ class Task(msgspec.Struct, frozen=True):
             message=message,
             details=[],
         )
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process that checks calls needs before its first call."""
+
+    run: RunPlace
+    device: str
+    data: str
+    standard: str
+    backward: bool
+    hard: bool
+    threads: int
+    """For large calls. Small ones have one thread, so that their figures do not depend on the number of processes."""
+    max_replay_bytes: int
+    save_failures: bool
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outcome of one call; one line of the journal."""
+
+    check: CallCheck
+    replay: str = ""
+    """The script that was saved for a failing call."""
+    trouble: str = ""
+    """What went wrong in the check itself, or in saving a failure."""
+    ends: bool = False
+    """The device no longer responds: the process ends after this."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a process returns for one call. The files of a failing call are written by the process that asked."""
+
+    finished: Finished
+    script: str = ""
+    tensors: bytes = b""
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tensorprobe.checks.messages import Finished
-from tensorprobe.checks.plan import Plan
+from tensorprobe.checks.plan import Finished, Plan
 from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.model.precheck import CallCheck, Precheck
 from tensorprobe.report.forms import Answer

@@ -17,17 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from tensorprobe.checks.journal import Header
-from tensorprobe.checks.messages import Finished, Start
-from tensorprobe.checks.output import Output
-from tensorprobe.checks.plan import Plan, Planned, plan_checks
+from tensorprobe.checks.output import Header, Output
+from tensorprobe.checks.plan import Answer, Finished, Plan, Start, Task, plan_checks
 from tensorprobe.checks.result import PrecheckResult, conclude
 from tensorprobe.checks.settings import Data, PrecheckSettings
 from tensorprobe.errors import SettingsError
 from tensorprobe.record import Run, open_run
+from tensorprobe.replay.isolation import TIME_LIMIT_S, RunPlace, default_replay_bytes, replay_job
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.version import VERSION
-from tensorprobe.work.pool import processors
+from tensorprobe.work.pool import Death, StartFailed, processors, run_in_processes
 
 Progress = Callable[[int, int], None]
 """Is told how many distinct calls are done, and of how many."""
@@ -47,7 +46,8 @@ def precheck(
     backward: bool = True,
     hard: bool = False,
     jobs: int = 1,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = TIME_LIMIT_S,
+    max_replay_bytes: int | str | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_failures: bool = False,
@@ -69,8 +69,9 @@ def precheck(
         dedupe: run equal calls once.
         backward: check gradients too.
         hard: add edge-case inputs: zeros, subnormals, values near overflow, ties, non-contiguous tensors.
-        jobs: number of processes. 0 runs the calls in this process, without protection from crashes.
+        jobs: number of processes. 0 runs the calls in this process, without isolation: for your own runs only.
         time_limit_s: seconds after which a call that is still running has failed.
+        max_replay_bytes: skip calls whose replay would need more memory, e.g. `4G`. Default: a quarter of this machine's.
         out: folder for two tables, `summary.json` and saved failures.
         resume: continue a precheck that was stopped in `out`.
         save_failures: save each failing call with a script that runs it alone.
@@ -110,55 +111,83 @@ def _check_rest(
     progress: Progress | None,
 ) -> None:
     """Check what has no outcome yet."""
-    rest = [(number, planned) for number, planned in enumerate(plan.checks) if number not in outcomes]
+    rest = [(number, planned.task) for number, planned in enumerate(plan.checks) if number not in outcomes]
+    if not rest:
+        return
     start = Start(
-        run=str(run.path.absolute()),
-        data_folder=None if run.data is None else str(run.data.absolute()),
+        run=RunPlace.of(run),
         device=asked.device,
         data=asked.data,
         standard=asked.standard,
         backward=asked.backward,
         hard=asked.hard,
         threads=max(1, processors() // max(1, min(asked.jobs, len(rest)))),
-        failures=str(output.failures) if output is not None and asked.save_failures else None,
+        max_replay_bytes=asked.max_replay_bytes or default_replay_bytes(),
+        save_failures=output is not None and asked.save_failures,
     )
 
     def begin() -> None:
         if output is not None:
             output.begin()
 
-    def take(number: int, finished: Finished) -> None:
-        if output is not None:
-            output.append(finished)
-        outcomes[number] = finished
+    def take(position: int, content: bytes) -> None:
+        answer = msgspec.msgpack.decode(content, type=Answer)
+        outcomes[rest[position][0]] = answer.finished if output is None else output.keep(answer)
         if progress is not None:
             progress(len(outcomes), len(plan.checks))
 
-    if not rest:
-        return
     if asked.jobs == 0:
         _check_here(rest, start, run, begin, take)
-        return
-    from tensorprobe.checks.pool import run_in_processes
-
-    run_in_processes(rest, start, jobs=asked.jobs, time_limit_s=asked.time_limit_s, begin=begin, take=take)
+    else:
+        _check_in_processes(rest, start, asked, begin, take)
 
 
 def _check_here(
-    rest: list[tuple[int, Planned]],
+    rest: list[tuple[int, Task]],
     start: Start,
     run: Run,
     begin: Callable[[], None],
-    take: Callable[[int, Finished], None],
+    take: Callable[[int, bytes], None],
 ) -> None:
-    from tensorprobe.checks.checker import Checker
+    from tensorprobe.checks.check import Checker  # imports torch
 
     checker = Checker(start, run)
     begin()
     with checker.conditions():
-        for number, planned in rest:
+        for position, (_, task) in enumerate(rest):
             # Packed as between processes, so that the outcome has the same types: what is 0.0 there is not 0 here.
-            take(number, msgspec.msgpack.decode(msgspec.msgpack.encode(checker.check(planned.task)), type=Finished))
+            take(position, msgspec.msgpack.encode(checker.check(task)))
+
+
+def _check_in_processes(
+    rest: list[tuple[int, Task]],
+    start: Start,
+    asked: PrecheckSettings,
+    begin: Callable[[], None],
+    take: Callable[[int, bytes], None],
+) -> None:
+    def died(death: Death) -> None:
+        text = f"the process {death.how}" + (f": {death.last_line}" if death.last_line else "")
+        lost = rest[death.number][1].without_figures("skip" if death.bug else "fail", text)
+        take(death.number, msgspec.msgpack.encode(Answer(finished=Finished(check=lost, trouble=death.bug))))
+
+    job = replay_job(
+        "tensorprobe.checks.check:serve_checks",
+        msgspec.msgpack.encode(start),
+        device=asked.device,
+        time_limit_s=asked.time_limit_s,
+        most_bytes=start.max_replay_bytes,
+    )
+    parcels = [msgspec.msgpack.encode(task) for _, task in rest]
+    try:
+        run_in_processes(job, parcels, jobs=asked.jobs, take=take, died=died, begin=begin)
+    except StartFailed as failed:
+        raise SettingsError(f"no process could begin on device {asked.device!r}: it {failed}") from None
+    except SettingsError as error:
+        if f"device {asked.device!r}" not in str(error):
+            raise
+        hint = "Calls run in processes of their own. If only this process knows the device, run them here: jobs=0 (--jobs 0)."
+        raise SettingsError(f"{error}\n  {hint}") from None
 
 
 def _known(plan: Plan, finished: list[Finished]) -> dict[int, Finished]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensorprobe.errors import SettingsError
-from tensorprobe.settings import Settings, above, flag, name_list, one_of, parse_numbers, setting, whole
+from tensorprobe.replay.isolation import TIME_LIMIT_S
+from tensorprobe.settings import Settings, above, flag, name_list, one_of, parse_bytes, parse_numbers, setting, whole
 
 Data = Literal["random", "real"]
 
-_FREE = ("jobs", "time_limit_s")
+_FREE = ("jobs", "time_limit_s", "max_replay_bytes")
 """Settings that change nothing about a finished check: a precheck may be resumed with other values."""
 
 
@@ -49,7 +50,10 @@ class PrecheckSettings(Settings):
     jobs: int = setting(
         1, "Number of processes. 0 runs the calls in this process, without protection from crashes.", whole(0)
     )
-    time_limit_s: float = setting(60.0, "Seconds after which a call that is still running has failed.", above(0))
+    time_limit_s: float = setting(TIME_LIMIT_S, "Seconds after which a call that is still running has failed.", above(0))
+    max_replay_bytes: Any = setting(
+        None, "Skip calls whose replay would need more memory, e.g. 4G. Default: a quarter of this machine's.", parse_bytes
+    )
 
     def remembered(self) -> dict[str, Any]:
         """Return the settings that a result depends on, as a journal holds them."""

@@ -161,6 +161,8 @@ def autocast_dtype(call: Call) -> torch.dtype | None:
 
     Half precision that comes out of float32 without being asked for was made by it, and so was float32 out of half.
     """
+    if call.op.startswith("Aten."):  # autocast works above the dispatcher: what is recorded there is cast already
+        return None
     outputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side == "output"}
     inputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side != "output"}
     asked = "torch.dtype" in str(call.args) or "torch.dtype" in str(call.kwargs)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -58,6 +59,17 @@ Target = Callable[[bytes, Progress], AbstractContextManager[Answer]]
 """What a job names: given the start bytes and a progress callback, it opens a context that answers parcels."""
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits for a process that runs what a foreign file names. Where the system has no such limit, nothing happens."""
+
+    memory_bytes: int | None = None
+    """Private memory beyond what the process has once it is ready. Allocations beyond it fail."""
+    file_bytes: int | None = None
+    """The size of any file that it writes, its stderr included."""
+    read_only: bool = False
+    """Whether it may write to devices and to its own scratch folder only."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What the processes of a pool run."""
@@ -69,6 +81,8 @@ class Job:
     """Whether Python starts without the user's environment, site packages hooks included."""
     time_limit_s: float | None = None
     """For one parcel. A process that exceeds it is killed."""
+    limits: Limits | None = None
+    """What a process may do at most; None for no limits."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,7 @@ class _Worker:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
+        self._scratch = tempfile.TemporaryDirectory() if job.limits else None
         self.connection, theirs = Pipe()
         flags = ["-I", "-S"] if job.isolated else []
         with theirs:
@@ -153,13 +168,15 @@ class _Worker:
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=[theirs.fileno()],
+                cwd=None if self._scratch is None else self._scratch.name,
+                env=None if self._scratch is None else {**os.environ, "TMPDIR": self._scratch.name},
             )
         self.deadline = time.monotonic() + _START_S
         self.gone = False
         self._ready = False
         self._number: int | None = None
         self._stderr_start = 0
-        self._send(job.target.encode(), job.start)
+        self._send(job.target.encode(), msgspec.msgpack.encode(job.limits), job.start)
 
     @property
     def idle(self) -> bool:
@@ -210,6 +227,8 @@ class _Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):  # a device may hold it; it dies when the device lets go
             self._process.wait(_DEATH_S)
         self._stderr.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _send(self, *messages: bytes) -> None:
         with contextlib.suppress(OSError):  # the process is gone: `hear` reports that
@@ -299,15 +318,81 @@ def serve(descriptor: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    target, start = connection.recv_bytes().decode(), connection.recv_bytes()
+    target = connection.recv_bytes().decode()
+    limits = msgspec.msgpack.decode(connection.recv_bytes(), type=Limits | None)
+    start = connection.recv_bytes()
     report = _Report(connection)
+    if limits is not None and limits.read_only:
+        write_only_below(Path.cwd(), Path("/dev"))  # before other threads exist: they inherit it
     with resolve(target)(start, report.add) as answer:
+        if limits is not None:
+            _apply(limits)
         connection.send_bytes(_READY)
         last = False
         while not last:
             content, last = answer(connection.recv_bytes())
             report.send()
             connection.send_bytes((_LAST if last else _DONE) + content)
+
+
+def _apply(limits: Limits) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    if limits.memory_bytes is not None and sys.platform == "linux":
+        data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        _lower(resource.RLIMIT_DATA, data_pages * resource.getpagesize() + limits.memory_bytes)
+    if limits.file_bytes is not None:
+        _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
+
+
+def _lower(kind: int, most: int) -> None:
+    import resource
+
+    now, highest = resource.getrlimit(kind)
+    most = min([most, *(each for each in (now, highest) if each != resource.RLIM_INFINITY)])
+    resource.setrlimit(kind, (most, highest))
+
+
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_WRITES = 0b1111111110010
+"""Of the file rights of Landlock's first version: write, and make or remove files and folders of any kind."""
+_TRUNCATE = 1 << 14
+"""A right since its third version."""
+_NO_NEW_PRIVILEGES = 38
+
+
+def write_only_below(*folders: Path) -> bool:
+    """Deny this thread, and those it starts, to write outside of the folders; return whether the system could do that.
+
+    Uses Landlock, which Linux has since 5.13. Files that are open already are not affected.
+    """
+    if sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    writes = _WRITES | (_TRUNCATE if libc.syscall(_LANDLOCK_CREATE, None, 0, 1) >= 3 else 0)
+    rights = ctypes.c_uint64(writes)
+    ruleset = libc.syscall(_LANDLOCK_CREATE, ctypes.byref(rights), ctypes.c_size_t(8), 0)
+    if ruleset < 0:
+        return False
+    try:
+        for folder in folders:
+            opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rule = _Rule(writes, opened)
+                if libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(rule), 0):
+                    return False
+            finally:
+                os.close(opened)
+        return not libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) and not libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+class _Rule(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int32)]
 
 
 class _Report:

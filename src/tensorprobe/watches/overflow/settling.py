@@ -31,8 +31,6 @@ def judge_birth(finding: Finding, folder: Path | None, *, replay: bool, notes: C
             try:
                 script = save_birth(born, folder)
                 fact = msgspec.structs.replace(fact, script=str(script))
-            except ImportError:
-                notes["no replay scripts: safetensors is not installed (pip install 'tensorprobe[safetensors]')"] += 1
             except (CannotReplay, OSError) as error:
                 notes[f"{fact.call}: no replay script: {said(error)}"] += 1
         born.birth = fact

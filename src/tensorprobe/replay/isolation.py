@@ -1,0 +1,77 @@
+"""Replays in processes of their own: the limits they have, and how they read the calls of a run.
+
+A run is somebody else's file, so whatever replays its calls for a command does so in a process that is limited in time, memory
+and the size of files. A replay on the CPU can write to its scratch folder only; drivers of devices need more than that.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from tensorprobe.model import Call
+from tensorprobe.record import open_run
+from tensorprobe.record.run import Entry, Run
+from tensorprobe.record.stored import StoredCall
+from tensorprobe.text import size
+from tensorprobe.work.pool import Job, Limits
+
+TIME_LIMIT_S = 60.0
+_FILE_BYTES = 16 << 20
+"""Enough for what a kernel prints: a replay writes no files."""
+_BYTES_PER_ELEMENT = 24
+"""About what a replay needs for each element of its tensors: in its own dtype, in float64, and their difference."""
+
+
+class RunPlace(msgspec.Struct, frozen=True):
+    """Where a process finds the run."""
+
+    path: str
+    data_folder: str | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> RunPlace:
+        """Return the place of an open run."""
+        return cls(str(run.path.absolute()), None if run.data is None else str(run.data.absolute()))
+
+    def open(self) -> Run:
+        """Open the run."""
+        return open_run(self.path, self.data_folder) if self.data_folder else open_run(self.path)
+
+
+def replay_job(
+    target: str, start: bytes, *, device: str = "cpu", time_limit_s: float = TIME_LIMIT_S, most_bytes: int | None = None
+) -> Job:
+    """Return the job of a pool whose processes replay calls. They have this process's environment, simulated devices included."""
+    on_cpu = device.partition(":")[0] == "cpu"
+    limits = Limits(
+        memory_bytes=(most_bytes or default_replay_bytes()) if on_cpu else None,
+        file_bytes=_FILE_BYTES,
+        read_only=on_cpu,
+    )
+    return Job(target=target, start=start, isolated=False, time_limit_s=time_limit_s, limits=limits)
+
+
+def default_replay_bytes() -> int:
+    """Return a quarter of the memory of this machine."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (AttributeError, ValueError, OSError):  # no such question on this system
+        return 4 << 30
+
+
+def too_large(call: Call, most_bytes: int) -> str | None:
+    """Return why a call is not replayed, if its tensors need more memory than is allowed."""
+    needed = _BYTES_PER_ELEMENT * sum(slot.count for slot in call.slots)
+    if needed <= most_bytes:
+        return None
+    return f"its replay needs about {size(needed)}, more than max_replay_bytes ({size(most_bytes)})"
+
+
+def read_call(run: Run, step: int, rank: int, entry: Entry) -> StoredCall:
+    """Return one call of a run."""
+    segment = run.segment(step, rank)
+    return StoredCall(
+        segment.call_at(entry), step=step, rank=rank, index=entry.line, run=run.path, source=segment.source
+    )
