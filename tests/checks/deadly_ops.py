@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from pathlib import Path
+import socket
+import time
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ HOOK = "tests.checks.deadly_ops:begin"
 
 
 def begin(log: str) -> None:
-    """Register the ops. `log` is a file into which `deadly.told` writes the process it was called in."""
+    """Register the ops. `log` is the name of a socket that `deadly.hang` sends its process to: it may write no file."""
     import torch
 
     def crash(x: torch.Tensor) -> torch.Tensor:
@@ -31,8 +32,8 @@ def begin(log: str) -> None:
         os._exit(7)
 
     def hang(x: torch.Tensor) -> torch.Tensor:
-        with Path(log).open("a") as file:
-            file.write(f"{os.getpid()}\n")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(str(os.getpid()).encode(), f"\0{log}")
         while True:
             signal.pause()
 
@@ -43,10 +44,14 @@ def begin(log: str) -> None:
     _KEPT.append(library)
 
 
-def set_environment(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-    """Python processes that are started from here on have the ops after they have imported torch."""
-    for name, value in environment({HOOK: str(log)}, os.environ).items():
-        monkeypatch.setenv(name, value)
+def set_environment(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """Python processes that are started from here on have the ops after they have imported torch; where hanging ones report."""
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    name = f"deadly-{os.getpid()}-{told.fileno()}-{time.monotonic_ns()}"
+    told.bind(f"\0{name}")
+    for key, value in environment({HOOK: name}, os.environ).items():
+        monkeypatch.setenv(key, value)
+    return told
 
 
 def deadly(name: str, number: int = 0) -> dict[str, Any]:

@@ -14,17 +14,19 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tensorprobe
 from tensorprobe.checks import PrecheckResult, precheck
-from tensorprobe.checks import pool as pool_of_processes
 from tensorprobe.errors import RunDamaged, SettingsError
 from tensorprobe.model.precheck import Precheck
+from tensorprobe.replay.script import Script
 from tensorprobe.standard_json import decode
-from tests.builders.runs import write
+from tensorprobe.work import pool as pool_of_processes
+from tests.builders.runs import call, write
 from tests.checks.deadly_ops import deadly, harmless, set_environment
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -125,7 +127,7 @@ def test_without_backward_no_gradient_is_checked(run: Path) -> None:
 @pytest.fixture
 def deadly_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of harmless calls with deadly ones between them."""
-    set_environment(monkeypatch, tmp_path / "log")
+    set_environment(monkeypatch).close()
     calls = [harmless(0, 4), deadly("crash"), harmless(1, 5), deadly("leave"), harmless(2, 6), harmless(3, 7)]
     return write(tmp_path / "run", calls)
 
@@ -142,19 +144,20 @@ def test_a_call_that_kills_its_process_fails_and_the_others_are_checked(jobs: in
         "Torch.exp.3.forward": ("pass", "skip"),
     }
     assert [check.message for check in result.failures] == [
-        "the process died with signal 11 (SIGSEGV)",
+        "the process was killed by signal 11 (SIGSEGV)",
         "the process ended with exit code 7: nothing to be done",
     ]
     assert (result.exit_code, result.summary.failed) == (1, 2)
 
 
 def test_a_call_that_hangs_fails_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, tmp_path / "log")
-    result = precheck(write(tmp_path / "run", [deadly("hang"), harmless(0)]), time_limit_s=5)
+    with set_environment(monkeypatch) as told:
+        result = precheck(write(tmp_path / "run", [deadly("hang"), harmless(0)]), time_limit_s=5)
+        pid = told.recv(100).decode()
     assert verdicts(result)["Torch.exp.0.forward"] == ("pass", "skip")
     (failure,) = result.failures
-    assert failure.message == "did not end within 5 s"
-    assert_gone((tmp_path / "log").read_text())
+    assert failure.message == "the process did not end within 5 s"
+    assert_gone(pid)
 
 
 def assert_gone(pids: str) -> None:
@@ -205,23 +208,20 @@ def test_a_finished_precheck_is_continued_without_a_process(
 
 
 def test_a_process_at_a_call_that_hangs_dies_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, tmp_path / "log")
     run = write(tmp_path / "run", [harmless(0), deadly("hang")])
     code = f"""
 import os, signal, threading, tensorprobe
 threading.Thread(target=lambda: (os.read(0, 1), os.kill(os.getpid(), signal.SIGKILL)), daemon=True).start()
 tensorprobe.precheck({str(run)!r})
 """
-    os.mkfifo(tmp_path / "log")
-    told = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:
-            assert select.select([told], [], [], 60)[0], "the call that hangs has not begun"
-            pid = os.read(told, 100).decode()
-            assert Path("/proc", pid.strip()).exists()
-            parent.communicate(b"x")
-    finally:
-        os.close(told)
+    with (
+        set_environment(monkeypatch) as told,
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent,
+    ):
+        assert select.select([told], [], [], 60)[0], "the call that hangs has not begun"
+        pid = told.recv(100).decode()
+        assert Path("/proc", pid).exists()
+        parent.communicate(b"x")
     assert parent.returncode == -signal.SIGKILL
     assert_gone(pid)
 
@@ -349,7 +349,7 @@ def test_a_process_that_cannot_begin_is_an_error_with_its_last_words(
     monkeypatch.setattr(pool_of_processes, "_PROGRAM", "import sys; sys.exit('no licence, {descriptor}')")
     with pytest.raises(
         SettingsError,
-        match=r"no process could begin on device 'cpu': the process ended with exit code 1.\n  no licence",
+        match=r"no process could begin on device 'cpu': it ended with exit code 1.\n  no licence",
     ):
         precheck(run)
 
@@ -362,7 +362,7 @@ def test_files_need_a_folder(run: Path) -> None:
 
 
 def test_a_bug_of_ours_skips_the_call_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorprobe.checks import checker
+    from tensorprobe.checks import check as checker
 
     real = checker.check_call
 
@@ -380,7 +380,7 @@ def test_a_bug_of_ours_skips_the_call_and_is_told(tmp_path: Path, monkeypatch: p
 def test_a_device_that_broke_fails_the_call_and_ends_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorprobe.checks import checker
+    from tensorprobe.checks import check as checker
 
     monkeypatch.setattr(checker.Checker, "_device_answers", lambda self: False)
     monkeypatch.setattr(checker, "check_call", lambda *rest: 1 / 0)
@@ -415,7 +415,7 @@ def inexact(number: int) -> dict[str, Any]:
 
 def saving(monkeypatch: pytest.MonkeyPatch, save: Any) -> None:
     module = ModuleType("tensorprobe.replay.failures")
-    module.save_failure = save  # type: ignore[attr-defined]
+    module.failure_script = save  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -424,34 +424,55 @@ def test_failing_calls_are_saved_and_their_scripts_are_remembered(
 ) -> None:
     saved: list[Any] = []
 
-    def save(call: Any, backward: Any, settings: Any, check: Any, folder: Path) -> Path:
-        saved.append((call.name, backward, settings.standard, check.forward, folder))
-        return folder / f"{call.name}.py"
+    def save(call: Any, backward: Any, conditions: Any, check: Any) -> Script:
+        saved.append((call.name, backward, conditions.standard, check.forward))
+        return Script("pass", b"tensors")
 
     saving(monkeypatch, save)
     run, out = write(tmp_path / "run", [inexact(0), deadly("crash")]), tmp_path / "out"
     settings: dict[str, Any] = {"standard": "binary", "jobs": 0, "save_failures": True, "out": out}
     result = precheck(run, **settings)
-    assert saved == [("Torch.exp.0.forward", None, "binary", "fail", out / "failures")]
-    assert result.replays == {"Torch.exp.0.forward": str(out / "failures" / "Torch.exp.0.forward.py")}
+    assert saved == [("Torch.exp.0.forward", None, "binary", "fail")]
+    script = out / "failures" / "Torch.exp.0.forward.py"
+    assert result.replays == {"Torch.exp.0.forward": str(script)}
+    assert script.read_text() == "pass" and script.with_suffix(".safetensors").read_bytes() == b"tensors"
     assert precheck(run, resume=True, **settings).replays == result.replays
     assert len(saved) == 1
 
 
-def test_a_failure_that_cannot_be_saved_is_still_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(*arguments: Any) -> Path:
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_failure_that_cannot_be_written_is_still_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    def full(*_: Any, **__: Any) -> Path:
         raise OSError("no space left on device")
 
-    saving(monkeypatch, save)
+    monkeypatch.setattr(Script, "write", full)
     run = write(tmp_path / "run", [inexact(0)])
-    result = precheck(run, standard="binary", jobs=0, save_failures=True, out=tmp_path / "out")
+    result = precheck(run, standard="binary", jobs=jobs, save_failures=True, out=tmp_path / "out")
     assert (result.exit_code, result.replays) == (1, {})
-    assert "Torch.exp.0.forward could not be saved" in result.summary.notes[0]
-    assert "no space left on device" in result.summary.notes[0]
+    assert "Torch.exp.0.forward could not be saved: no space left on device" in result.summary.notes[0]
+
+
+def test_a_call_that_needs_too_much_memory_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [harmless(0), inexact(1)])
+    result = precheck(run, jobs=0, max_replay_bytes=64)
+    assert result.exit_code == 2
+    assert all("more than max_replay_bytes (64 bytes)" in reason for reason in result.summary.reasons)
+
+
+def test_an_op_that_allocates_beyond_the_limit_is_skipped_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """The tensors of the record are small; what the op makes of its arguments is not."""
+    args = [[60_000, 60_000]]
+    huge = call("Torch.zeros.0.forward", outputs=[np.zeros(2, "float32")], args=args)
+    result = precheck(write(tmp_path / "run", [huge, harmless(1)]), max_replay_bytes="1G")
+    found = verdicts(result)
+    assert found["Torch.zeros.0.forward"] == ("skip", "skip") and found["Torch.exp.1.forward"][0] == "pass"
+    assert "memory" in next(iter(result.summary.reasons))
 
 
 def test_a_process_whose_device_does_not_answer_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaf = "from tensorprobe.checks import checker; checker.Checker._device_answers = lambda self: False; "
+    deaf = "from tensorprobe.checks import check; check.Checker._device_answers = lambda self: False; "
     program = pool_of_processes._PROGRAM.replace("from tensorprobe", deaf + "from tensorprobe")
     monkeypatch.setattr(pool_of_processes, "_PROGRAM", program)
     started = remember_processes(monkeypatch)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -29,6 +29,7 @@ from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, ranges
 from tensorprobe.replay.isolation import RunPlace
 from tensorprobe.text import counted
+
 
 class Task(msgspec.Struct, frozen=True):
     """Where a call and its backward stand in the run: all that a process needs to be told."""

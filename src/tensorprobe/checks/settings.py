@@ -50,9 +50,13 @@ class PrecheckSettings(Settings):
     jobs: int = setting(
         1, "Number of processes. 0 runs the calls in this process, without protection from crashes.", whole(0)
     )
-    time_limit_s: float = setting(TIME_LIMIT_S, "Seconds after which a call that is still running has failed.", above(0))
+    time_limit_s: float = setting(
+        TIME_LIMIT_S, "Seconds after which a call that is still running has failed.", above(0)
+    )
     max_replay_bytes: Any = setting(
-        None, "Skip calls whose replay would need more memory, e.g. 4G. Default: a quarter of this machine's.", parse_bytes
+        None,
+        "Skip calls whose replay would need more memory, e.g. 4G. Default: a quarter of this machine's.",
+        parse_bytes,
     )
 
     def remembered(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int | None = None
     """The size of any file that it writes, its stderr included."""
     read_only: bool = False
-    """Whether it may write to devices and to its own scratch folder only."""
+    """Whether it may write to its own scratch folder only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +163,13 @@ class _Worker:
         flags = ["-I", "-S"] if job.isolated else []
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())],
+                [sys.executable, *flags, "-c", _PROGRAM.format(path=_absolute(sys.path), descriptor=theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=[theirs.fileno()],
                 cwd=None if self._scratch is None else self._scratch.name,
-                env=None if self._scratch is None else {**os.environ, "TMPDIR": self._scratch.name},
+                env=None if self._scratch is None else _environment(self._scratch.name),
             )
         self.deadline = time.monotonic() + _START_S
         self.gone = False
@@ -259,6 +259,18 @@ class _Worker:
         return lines[-1].strip() if lines else ""
 
 
+def _absolute(folders: Sequence[str]) -> list[str]:
+    """Return folders that mean the same in another working folder."""
+    return [str(Path(folder).absolute()) for folder in folders]
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    found = {**os.environ, "TMPDIR": scratch}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(_absolute(found["PYTHONPATH"].split(os.pathsep)))
+    return found
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -323,7 +335,7 @@ def _serve(connection: Connection) -> None:
     start = connection.recv_bytes()
     report = _Report(connection)
     if limits is not None and limits.read_only:
-        write_only_below(Path.cwd(), Path("/dev"))  # before other threads exist: they inherit it
+        write_only_below(Path.cwd(), Path("/dev/null"))  # before other threads exist: they inherit it
     with resolve(target)(start, report.add) as answer:
         if limits is not None:
             _apply(limits)
@@ -358,13 +370,13 @@ def _lower(kind: int, most: int) -> None:
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _WRITES = 0b1111111110010
 """Of the file rights of Landlock's first version: write, and make or remove files and folders of any kind."""
-_TRUNCATE = 1 << 14
-"""A right since its third version."""
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+"""Truncating is a right since its third version."""
 _NO_NEW_PRIVILEGES = 38
 
 
-def write_only_below(*folders: Path) -> bool:
-    """Deny this thread, and those it starts, to write outside of the folders; return whether the system could do that.
+def write_only_below(*places: Path) -> bool:
+    """Deny this thread, and those it starts, to write outside of these folders and files; return whether the system could do that.
 
     Uses Landlock, which Linux has since 5.13. Files that are open already are not affected.
     """
@@ -377,10 +389,10 @@ def write_only_below(*folders: Path) -> bool:
     if ruleset < 0:
         return False
     try:
-        for folder in folders:
-            opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        for place in places:
+            opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
             try:
-                rule = _Rule(writes, opened)
+                rule = _Rule(writes if place.is_dir() else writes & (_WRITE_FILE | _TRUNCATE), opened)
                 if libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(rule), 0):
                     return False
             finally:

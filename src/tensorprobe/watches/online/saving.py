@@ -19,12 +19,11 @@ def save(case: Case, rows: list[Judged], folder: Path, title: str) -> None:
     call = Call(name=f"{case.plan.name}.0.forward", args=args, kwargs=kwargs)
     held = {f"device.{row.slot}": row.result for row in rows}
     held |= {f"reference.{row.slot}": row.wide for row in rows if row.wide is not None}
-    returned = {row.slot for row in rows}
     changed = {
-        slot: argument
+        row.slot: f"{'input.' if isinstance(at, int) else 'input.kwargs.'}{at}{row.slot.removeprefix(f'output.{at}')}"
         for at in case.plan.written
-        for slot, argument in [(f"output.{at}", f"input.{at}" if isinstance(at, int) else f"input.kwargs.{at}")]
-        if slot in returned
+        for row in rows
+        if row.slot == f"output.{at}" or row.slot.startswith(f"output.{at}.")
     }
     limits = {row.slot: _limit(row) for row in rows}
     script = make_script(call, dict(inputs), {}, Results(limits, held, changed), device=case.device, about=[title])
