@@ -8,8 +8,7 @@ docs/migrating.md says what each of them is here, and what tensorprobe can do be
 from __future__ import annotations
 
 from tensorprobe import seed_all
-from tensorprobe.legacy.ptdbg.comparing import compare
-from tensorprobe.legacy.ptdbg.distributed import compare_distributed
+from tensorprobe.legacy.ptdbg.compare import compare, compare_distributed
 from tensorprobe.legacy.ptdbg.dump import VERSION as __version__
 from tensorprobe.legacy.ptdbg.dump import (
     acc_cmp_dump,

@@ -67,19 +67,19 @@ __all__ = [
 # What `open_run` reads besides runs of ours. The modules are imported when such a dump is met.
 register_reader(
     "ptdbg_ascend",
-    "tensorprobe.legacy.layouts.ptdbg:open_ptdbg",
+    "tensorprobe.legacy.layouts.ptdbg_reader:open_ptdbg",
     sign=r"(npu_dump|anonymous|api_stack_.*|.*_dump)\.pkl|ptdbg_dump_v.*",
     takes="its folder with rank0, rank1, …, the folder of one rank, or a .pkl",
 )
 register_reader(
     "api_accuracy_checker",
-    "tensorprobe.legacy.layouts.checker:open_checker",
+    "tensorprobe.legacy.layouts.checker_reader:open_checker",
     sign=r"(forward|backward|stack)_info_.*\.json",
     takes="a forward_info_{pid}.json, or the folder that holds one set of them",
 )
 register_reader(
     "msprobe",
-    "tensorprobe.legacy.layouts.msprobe:open_msprobe",
+    "tensorprobe.legacy.layouts.msprobe_reader:open_msprobe",
     sign=r"(dump|construct|stack)\.json",
     takes="its folder with step0, step1, …, the folder of one step or rank, or a dump.json",
 )

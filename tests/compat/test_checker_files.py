@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
-from tensorprobe.legacy.layouts.checker import open_checker, open_checker_files
+from tensorprobe.legacy.layouts.checker_reader import open_checker, open_checker_files
 from tensorprobe.legacy.layouts.checker_recording import finish_recording, recording_folder
 from tensorprobe.legacy.layouts.checker_writer import write_checker
 from tensorprobe.model import Slot

@@ -17,7 +17,7 @@ import torch
 
 from msprobe.pytorch import compare, compare_distributed
 from tensorprobe.errors import CannotCompare, NothingPaired, RunDamaged, SettingsError, UnknownSetting
-from tensorprobe.legacy.compared import result_file
+from tensorprobe.legacy.compared import comparing
 from tensorprobe.legacy.msprobe.tables import DIGEST_COLUMNS, STATISTICS_COLUMNS, TENSOR_COLUMNS
 from tests.builders import runs as made_runs
 from tests.builders.msprobe import STACKS, conv_net, write_conv_net, write_dump
@@ -450,7 +450,7 @@ def write_ranks(**errors: float) -> None:
 
 
 def test_ranks_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(result_file.time, "strftime", lambda _: "20240104132544")
+    monkeypatch.setattr(comparing.time, "strftime", lambda _: "20240104132544")
     write_ranks(rank1=0.5)
     paths = compare_distributed("npu/step0", "bench/step0", "output", stack_mode=True, jobs=1)
     assert [path.name for path in paths] == [f"compare_result_rank{at}-rank{at}_20240104132544.csv" for at in (0, 1)]

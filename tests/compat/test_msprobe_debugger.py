@@ -279,7 +279,7 @@ def test_a_killed_program_leaves_every_call(tmp_path: Path) -> None:
 
 
 def test_names_are_loaded_when_they_are_asked_for() -> None:
-    from tensorprobe.legacy.msprobe.pt_compare import compare
+    from tensorprobe.legacy.msprobe.compare import compare
 
     assert {"PrecisionDebugger", "seed_all", "compare", "compare_distributed"} <= set(dir(msprobe))
     assert msprobe.compare is compare and callable(compare)

@@ -22,7 +22,7 @@ import torch
 from msprobe.pytorch.common import seed_all
 from msprobe.pytorch.online_dispatch import PtdbgDispatch
 from tensorprobe.errors import SettingsError
-from tensorprobe.legacy.msprobe.online_results import COLUMNS
+from tensorprobe.legacy.msprobe.online import COLUMNS
 from tensorprobe.taps import capture
 from tests.taps.scripts import run_python, write_script
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensorprobe.errors import RunNotFound, SettingsError, UnknownSetting
-from tensorprobe.legacy.ptdbg.comparing import compare
+from tensorprobe.legacy.ptdbg.compare import compare
 from tests.compat.tiny_net import CONV, STACK, dumps, tensors
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from tensorprobe.errors import CannotCompare, NothingPaired
-from tensorprobe.legacy.compared import result_file
-from tensorprobe.legacy.ptdbg.comparing import compare
-from tensorprobe.legacy.ptdbg.table import COLUMNS
+from tensorprobe.legacy.compared import comparing
+from tensorprobe.legacy.ptdbg.compare import COLUMNS, compare
 from tests.builders import runs as made_runs
 from tests.builders.ptdbg import stack, tensor, write_rank
 from tests.compat.tiny_net import (
@@ -320,7 +319,7 @@ def test_negative_numbers_stay_numbers() -> None:
 
 
 def test_a_result_within_the_same_second_overwrites_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_file.time, "strftime", lambda _: "20230104132544")
+    monkeypatch.setattr(comparing.time, "strftime", lambda _: "20230104132544")
     param = dumps(tensors(), tensors())
     paths = [compare(param, "output", suffix="_x").name for _ in range(3)]
     assert paths == [f"compare_result_x_20230104132544{end}.csv" for end in ("", "_1", "_2")]
@@ -334,7 +333,7 @@ def test_a_failure_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch)
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tensorprobe.legacy.compared.compared.write_csv", full)
+    monkeypatch.setattr("tensorprobe.legacy.compared.comparing.write_csv", full)
     with pytest.raises(OSError, match="No space"):
         compare(dumps(tensors(), tensors()), "output")
     assert [*Path("output").iterdir()] == []

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tensorprobe.errors import CannotCompare, SettingsError
-from tensorprobe.legacy.compared import result_file
-from tensorprobe.legacy.ptdbg.distributed import compare_distributed
+from tensorprobe.legacy.compared import comparing
+from tensorprobe.legacy.ptdbg.compare import compare_distributed
 from tests.compat.tiny_net import CONV, RELU, STACK, VERDICT, Tensors, X, failing, read_csv, tensors, write
 
 FAULT = {f"{RELU}_output": -X}
@@ -62,7 +62,7 @@ def test_ranks_are_in_the_order_of_their_numbers(caplog: pytest.LogCaptureFixtur
 
 
 def test_the_number_of_jobs_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_file.time, "strftime", lambda _: "20230104132544")
+    monkeypatch.setattr(comparing.time, "strftime", lambda _: "20230104132544")
     npu, bench = dump("npu", range(3), {1: FAULT}), dump("bench", range(3))
     written = []
     for jobs in (1, 2):

@@ -15,8 +15,8 @@ import torch
 
 import tensorprobe
 from tensorprobe.errors import RunDamaged, RunNotFound
-from tensorprobe.legacy.layouts.msprobe import open_msprobe
-from tensorprobe.legacy.layouts.msprobe_json import quote_bare
+from tensorprobe.legacy.layouts.msprobe_entries import quote_bare
+from tensorprobe.legacy.layouts.msprobe_reader import open_msprobe
 from tensorprobe.model import Frame, Summary
 from tensorprobe.record import open_run
 from tests.builders.msprobe import conv_net, described, read_one, write_conv_net, write_dump

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tensorprobe.errors import RunDamaged, TensorDamaged
-from tensorprobe.legacy.layouts.file_memory import ARENA_BYTES
 from tensorprobe.legacy.layouts.npy import SMALL, NpySource
+from tensorprobe.legacy.layouts.value_files import ARENA_BYTES
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.numerics.float8 import NAMES as FLOAT8
 from tensorprobe.record.elements import to_numpy, to_torch

@@ -18,8 +18,8 @@ import torch
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.legacy.layouts import pt
-from tensorprobe.legacy.layouts.folder_files import FolderFiles
 from tensorprobe.legacy.layouts.pt_format import SavedTensor, describe_tensor
+from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.model import DTYPES, Slot
 
 PLAIN = [

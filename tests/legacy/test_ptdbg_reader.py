@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import tensorprobe
 from tensorprobe.cli.main import app
 from tensorprobe.errors import NoData, RunDamaged, RunError, RunNotFound, SettingsError, TensorDamaged
-from tensorprobe.legacy.layouts.ptdbg import PtdbgSegment
-from tensorprobe.legacy.layouts.ptdbg import open_run as open_dump
+from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgSegment
+from tensorprobe.legacy.layouts.ptdbg_reader import open_run as open_dump
 from tensorprobe.record import export_run, open_run
 from tests.builders import runs as made_runs
 from tests.builders.ptdbg import Line, bare, number, stack, tensor, write_dump, write_rank

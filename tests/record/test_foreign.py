@@ -115,6 +115,6 @@ def test_no_reader_is_imported_for_a_run_of_ours(tmp_path: Path) -> None:
         "list(tensorprobe.open_run(sys.argv[1]).calls())\n"
         "after = {name for name in sys.modules if name.startswith('tensorprobe.legacy')}\n"
         "assert after == before, after - before\n"
-        "assert 'tensorprobe.legacy.layouts.msprobe' not in after\n"
+        "assert 'tensorprobe.legacy.layouts.msprobe_reader' not in after\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)

@@ -1,6 +1,5 @@
 """Comparing two dumps: `compare` for one rank, `compare_distributed` for all of them. Imports neither torch nor numpy."""
 
-from tensorprobe.legacy.msprobe.distributed_compare import compare_distributed
-from tensorprobe.legacy.msprobe.pt_compare import compare
+from tensorprobe.legacy.msprobe.compare import compare, compare_distributed
 
 __all__ = ["compare", "compare_distributed"]

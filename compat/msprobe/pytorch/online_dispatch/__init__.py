@@ -1,5 +1,5 @@
 """`from msprobe.pytorch.online_dispatch import PtdbgDispatch`: ATen calls compared with the CPU while the program runs."""
 
-from tensorprobe.legacy.msprobe.online_dispatch import PtdbgDispatch
+from tensorprobe.legacy.msprobe.online import PtdbgDispatch
 
 __all__ = ["PtdbgDispatch"]

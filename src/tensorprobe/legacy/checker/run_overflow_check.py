@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.legacy.checker import speak
 from tensorprobe.legacy.checker.run_ut import find_device, set_jit_compile, spell
-from tensorprobe.legacy.layouts.checker import open_checker_files
+from tensorprobe.legacy.layouts.checker_reader import open_checker_files
 from tensorprobe.model import Direction
 from tensorprobe.model.call import forward_name
 from tensorprobe.record import Run

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorprobe.legacy.compared.form import Form, Table
-from tensorprobe.legacy.compared.paired import NOTHING, UNMATCHED
+from tensorprobe.legacy.compared.tables import NOTHING, UNMATCHED, Table, TableStyle
 from tensorprobe.model import Direction, Side
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.report.advisor import advice_on, render_entries
@@ -23,7 +22,7 @@ _SIDES: dict[str, Side] = {"output": "output", "parameters": "parameters"}
 class Analysis:
     """How many rows have each result, and which is the first."""
 
-    form: Form
+    style: TableStyle
     rows: int
     counts: dict[str, int]
     first: dict[str, tuple[int, str]]
@@ -39,7 +38,7 @@ class Analysis:
 
     def summary(self) -> str:
         """`12 rows: 10 Yes · 1 No · 1 Unmatched · 0 not measured (N/A)`."""
-        shown = [f"{self.counts[name]:,} {word}" for name, word in self.form.results.items()]
+        shown = [f"{self.counts[name]:,} {word}" for name, word in self.style.results.items()]
         return f"{counted(self.rows, 'row')}: {' · '.join(shown)}"
 
     def first_failing(self) -> str:
@@ -51,7 +50,7 @@ class Analysis:
     def not_compared(self) -> str:
         """What was not compared; empty when everything was."""
         parts = [
-            f"{counted(self.counts[name], 'row')} {'is' if self.counts[name] == 1 else 'are'} {self.form.results[name]}, "
+            f"{counted(self.counts[name], 'row')} {'is' if self.counts[name] == 1 else 'are'} {self.style.results[name]}, "
             f"first {_where(self.first[name])}"
             for name in (UNMATCHED, NOTHING)
             if self.counts[name]
@@ -69,18 +68,18 @@ class Analysis:
             line, node = self.failure
             return render_entries(" ".join([advice_on(*self.place), *self._doubts()]), node=node, line=line)
         if not left:
-            return render_entries(f"NA\nEvery row is within the tolerance ({self.form.rule}).")
+            return render_entries(f"NA\nEvery row is within the tolerance ({self.style.rule}).")
         return render_entries(
             f"No row is {self._bad()}, but not everything was compared: {left}. Whether the runs agree there is not known: "
             "see Err_message in these rows, and compare what both programs do at that place."
         )
 
     def _bad(self) -> str:
-        return " or ".join(map(repr, self.form.bad))
+        return " or ".join(map(repr, self.style.bad))
 
     def _doubts(self) -> list[str]:
         """What was not compared before the first failure, and may be the cause of it."""
-        doubts = [f"{count:,} {_are(count)} {self.form.results[name]}" for name, count in self.above.items() if count]
+        doubts = [f"{count:,} {_are(count)} {self.style.results[name]}" for name, count in self.above.items() if count]
         said = (
             [f"Note that of the rows above it {' and '.join(doubts)}: the difference may come from there."]
             if doubts
@@ -93,9 +92,9 @@ class Analysis:
 
 def analyse(table: Table) -> Analysis:
     """Look through a table."""
-    form, paired = table.form, table.paired
-    found = {name: table.find(name) for name in form.results}
-    failing = table.find(*form.bad)
+    style, paired = table.style, table.paired
+    found = {name: table.find(name) for name in style.results}
+    failing = table.find(*style.bad)
     place: tuple[Direction, Side] = "forward", "output"
     if len(failing):
         call, _, slot = paired.npu.key[paired.at[0][failing[0]]]  # a row that fails has both sides
@@ -106,7 +105,7 @@ def analyse(table: Table) -> Analysis:
         return row + _FIRST_LINE, table.name(row)
 
     return Analysis(
-        form=form,
+        style=style,
         rows=len(table),
         counts={name: len(rows) for name, rows in found.items()},
         first={name: line(int(rows[0])) for name, rows in found.items() if len(rows)},

@@ -7,10 +7,15 @@ entry and the fact. The entry is not trusted: numbers, sizes and depth are check
 from __future__ import annotations
 
 import math
+import mmap
+import os
 from collections.abc import Callable
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from tensorprobe.errors import TensorDamaged
+from tensorprobe.legacy.layouts.pt_format import describe_saved
+from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.model import DTYPES, ArgumentTree, Slot, Summary
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.elements import MAX_DIMENSIONS
@@ -213,3 +218,75 @@ def _kind(value: Any) -> str:
     """What JSON calls it."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), "something else")
+
+
+FOLDERS = {"forward": "forward_real_data", "backward": "backward_real_data"}
+_SHOWN = 200
+_LONGEST_PATH = 4096
+
+
+class RealData(FolderFiles):
+    """The folders of values beside one JSON file. A file is named by its path from there, with slashes."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ())
+        self.root = root
+        self._folders: dict[tuple[str, ...], FolderFiles] = {}
+        self._described: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def find(self, datapath: str) -> str:
+        """The path, from the JSON's folder, of the file that `datapath` means; TensorDamaged when it lies elsewhere."""
+        shown = datapath[:_SHOWN]
+        path = PurePath(datapath)
+        if not path.name or "\0" in datapath or len(datapath) > _LONGEST_PATH:
+            raise TensorDamaged(f"its datapath {shown!r} names no file")
+        if path.parent.name in FOLDERS.values():
+            return f"{path.parent.name}/{path.name}"
+        inside = path
+        if path.is_absolute():
+            try:
+                inside = path.relative_to(self.root.absolute())
+            except ValueError:
+                raise TensorDamaged(
+                    f"its file '{shown}' is not in {' or '.join(FOLDERS.values())}, nor beside the JSON; it was not opened"
+                ) from None
+        if ".." in inside.parts:
+            raise TensorDamaged(f"its file '{shown}' is outside of the dump; it was not opened")
+        return inside.as_posix()
+
+    def open(self, name: str) -> tuple[int, int]:
+        """A descriptor of the file at that path, and its size."""
+        *folder, file = name.split("/")
+        return self._in(tuple(folder)).open(file)
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape of the tensor in a file."""
+        if name not in self._described:
+            self._described[name] = self._read_description(name)
+        return self._described[name]
+
+    def size_bytes(self) -> int:
+        """How many bytes the files of values take."""
+        return sum(self._in((folder,)).size_bytes() for folder in FOLDERS.values())
+
+    def close(self) -> None:
+        """Give the descriptors of the folders back."""
+        for files in self._folders.values():
+            files.close()
+
+    def _in(self, folder: tuple[str, ...]) -> FolderFiles:
+        if folder not in self._folders:
+            self._folders[folder] = FolderFiles(self.root, folder)
+        return self._folders[folder]
+
+    def _read_description(self, name: str) -> tuple[str, tuple[int, ...]]:
+        descriptor, size = self.open(name)
+        try:
+            if not size:
+                raise TensorDamaged(f"its file '{name[:_SHOWN]}' is empty")
+            # Not closed here: an error may still hold a part of it. The mapping goes with its last user.
+            return describe_saved(memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)))
+        except (OSError, ValueError) as error:
+            raise TensorDamaged(f"its file '{name[:_SHOWN]}' cannot be read: {error}") from None
+        finally:
+            os.close(descriptor)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tensorprobe.errors import RunError
-from tensorprobe.legacy.layouts.checker import UNFINISHED
+from tensorprobe.legacy.layouts.checker_reader import UNFINISHED
 from tensorprobe.legacy.layouts.checker_writer import Written, write_checker
 from tensorprobe.record.draining import trainer_is_alive
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tensorprobe.errors import NoData, RunError
-from tensorprobe.legacy.layouts.checker_values import FOLDERS
+from tensorprobe.legacy.layouts.checker_entries import FOLDERS
 from tensorprobe.model import DTYPES, Frame, Level
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.ops import Trait, has

@@ -23,7 +23,7 @@ import numpy
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.legacy.layouts.forms import AclForm, Form, PtdbgForm
 from tensorprobe.legacy.layouts.held_tensors import HeldTensors
-from tensorprobe.legacy.layouts.ptdbg_names import stack_line_name, write_line_name
+from tensorprobe.legacy.layouts.ptdbg_lines import stack_line_name, write_line_name
 from tensorprobe.legacy.layouts.rooms import Room, header_room
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.call_name import parse_call_name

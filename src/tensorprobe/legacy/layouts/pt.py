@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tensorprobe.errors import TensorDamaged
-from tensorprobe.legacy.layouts.file_memory import SMALL, ArenaPool, Demands, fill, map_file
-from tensorprobe.legacy.layouts.folder_files import FolderFiles
 from tensorprobe.legacy.layouts.pt_format import Saved, describe_saved, read_saved
+from tensorprobe.legacy.layouts.value_files import SMALL, ArenaPool, Demands, FolderFiles, fill, map_file
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.dtypes import NUMPY_NAMES
 from tensorprobe.numerics.address import pinned

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tensorprobe.model import Frame
+from tensorprobe.model.call_name import CallName, parse_call_name, underscored
 from tensorprobe.record.elements import MAX_DIMENSIONS
 
 WITHOUT_STATISTICS = 100
@@ -131,3 +132,37 @@ def _frame(given: Any) -> Frame:
     if type(line) is not int or not all(type(text) is str for text in (file, function, code)):
         raise ValueError("a frame of its stack is not a list of file, line, function and code")
     return Frame(file, line, function, code)
+
+
+STACK = "stack_info"
+_LINE = re.compile(rf"(.+_[0-9]+_(?:forward|backward))_(?:{STACK}|(input|output)((?:\.[^.]+)*))")
+
+
+class LineName(NamedTuple):
+    """The call, spelled our way but not yet canonical, and the slot; no slot for the line with the call's stack."""
+
+    call: str
+    slot: str
+
+
+def read_line_name(text: str) -> LineName | None:
+    """The parts of a line's name; None for a name that is not of this layout."""
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return None
+    call, side, path = match.groups(default="")
+    parts: CallName = parse_call_name(call)
+    if not (parts.number and parts.direction):
+        return None
+    return LineName(str(parts), f"{side}{path or '.0'}" if side else "")
+
+
+def write_line_name(call: str, slot: str, *, single: bool) -> str:
+    """The name of a slot's line and file. `single`: it is the one thing that the call gave back."""
+    shown = "output" if single and slot == "output.0" and call.endswith("forward") else slot
+    return f"{underscored(call)}_{shown}"
+
+
+def stack_line_name(call: str) -> str:
+    """The name of the line with the stack of a call."""
+    return f"{underscored(call)}_{STACK}"

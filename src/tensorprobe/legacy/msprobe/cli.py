@@ -6,16 +6,18 @@ imported when it is asked for.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any, NoReturn
 
-from tensorprobe.errors import SettingsError, did_you_mean, guarded
+from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean, guarded
 from tensorprobe.version import VERSION
 
 _COMMANDS = {
     "compare": (
-        "tensorprobe.legacy.msprobe.cli_compare:compare",
+        "tensorprobe.legacy.msprobe.cli_commands:compare",
         "compare the dump of a device with that of the bench",
     ),
     "run_ut": ("tensorprobe.legacy.msprobe.cli_checks:run_ut", "check each recorded API alone"),
@@ -23,14 +25,14 @@ _COMMANDS = {
     "multi_run_ut": ("tensorprobe.legacy.msprobe.cli_checks:multi_run_ut", "the same in several processes"),
     "multi_acc_check": ("tensorprobe.legacy.msprobe.cli_checks:multi_run_ut", "the newer name of multi_run_ut"),
     "run_overflow_check": (
-        "tensorprobe.legacy.msprobe.cli_overflow:run_overflow_check",
+        "tensorprobe.legacy.msprobe.cli_commands:run_overflow_check",
         "whether an overflow is to be expected",
     ),
     "overflow_check": (
-        "tensorprobe.legacy.msprobe.cli_overflow:overflow_check",
+        "tensorprobe.legacy.msprobe.cli_commands:overflow_check",
         "where a dump has its first NaN or infinity",
     ),
-    "parse": ("tensorprobe.legacy.msprobe.cli_parse:parse", "the tensors of a dump as .npy or .pt files"),
+    "parse": ("tensorprobe.legacy.msprobe.cli_commands:parse", "the tensors of a dump as .npy or .pt files"),
 }
 _ELSEWHERE = {
     "api_precision_compare": "run_ut judges against a reference of higher precision; compare its two tables by eye",
@@ -97,3 +99,31 @@ def _help() -> str:
 def _say(text: str) -> int:
     sys.stdout.write(text + "\n")
     return 0
+
+
+class Options(argparse.ArgumentParser):
+    """`msprobe COMMAND …`; wrong options are SettingsErrors."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"msprobe {command}", description=description, allow_abbrev=False)
+        self._command = command
+
+    def switch(self, *names: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(*names, action="store_true", help=help)
+
+    def read(self, arguments: Sequence[str]) -> Any:
+        """The values; what begins with a dash and is no option is named before argparse guesses what it may be."""
+        known = sorted(self._option_string_actions)
+        for word in arguments:
+            name = word.partition("=")[0]
+            if word.startswith("-") and len(word) > 1 and name not in known:
+                raise UnknownSetting(
+                    f"'msprobe {self._command}' has no option {name!r}.{did_you_mean(name, known)}\n"
+                    f"  There are {', '.join(known)}."
+                )
+        return self.parse_args(arguments)
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse finds wrong."""
+        raise SettingsError(f"msprobe {self._command}: {message}.\n  See   msprobe {self._command} --help")

@@ -17,15 +17,14 @@ from typing import Any
 import msgspec
 
 from tensorprobe.checks import PrecheckResult, precheck
-from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.errors import NotFound, SettingsError, TensorprobeError, nearest
 from tensorprobe.legacy.checker.run_ut import find_device, move_failures, set_jit_compile, write_tables
-from tensorprobe.legacy.compared.arguments import demand_output
-from tensorprobe.legacy.compared.result_file import timestamp
+from tensorprobe.legacy.compared.comparing import demand_output, timestamp
 from tensorprobe.legacy.msprobe import logger, speak
-from tensorprobe.legacy.msprobe.cli_check_lists import CheckLists, chosen_calls, read_lists
-from tensorprobe.legacy.msprobe.cli_options import Options
-from tensorprobe.record import open_run
+from tensorprobe.legacy.msprobe.cli import Options
+from tensorprobe.record import Run, open_run
 from tensorprobe.report.precheck_tables import api_name
+from tensorprobe.text import plain
 
 _RESULT = re.compile(r"accuracy_checking_result_([0-9]{14})\.csv")
 
@@ -132,3 +131,50 @@ def _device(numbers: Sequence[int]) -> str:
     if len(numbers) > 1:
         logger.warning("calls run on %s:%d; the other devices of -d are not used", device, numbers[0])
     return f"{device}:{numbers[0]}"
+
+
+class CheckLists(msgspec.Struct, frozen=True):
+    """The part of a config.json that a check reads."""
+
+    white_list: list[str] = []
+    black_list: list[str] = []
+    error_data_path: str | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    run_ut: CheckLists = CheckLists()
+    acc_check: CheckLists | None = None
+
+
+def read_lists(path: Path) -> CheckLists:
+    """The lists; the newer spelling of the section is `acc_check`."""
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except OSError as error:
+        raise SettingsError(f"'{plain(path)}' cannot be read: {error.strerror}.") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise SettingsError(f"'{plain(path)}' is no config.json: {error}.") from None
+    lists = config.acc_check or config.run_ut
+    if lists.white_list and lists.black_list:
+        raise SettingsError(f"'{plain(path)}' has both a white_list and a black_list: one of them must be empty.")
+    return lists
+
+
+def chosen_calls(run: Run, lists: CheckLists) -> list[str] | None:
+    """A glob for each op that is to be checked; None when nothing was chosen. NotFound for a name that the dump does not have."""
+    asked = lists.white_list or lists.black_list
+    if not asked:
+        return None
+    ops = {
+        entry.name.rsplit(".", 2)[0]
+        for place in run.segments()
+        for entry in run.segment(*place).index().entries
+        if entry.name.endswith(".forward")
+    }
+    known = {op: {op, op.partition(".")[2]} for op in ops}
+    for name in asked:
+        if not any(name in spellings for spellings in known.values()):
+            close = nearest(name, {spelling for spellings in known.values() for spelling in spellings})
+            raise NotFound(f"no API {name!r} in '{plain(run.path)}'. Nearest: {', '.join(close) or 'none'}")
+    listed = {op for op, spellings in known.items() if spellings & {*asked}}
+    return sorted(f"{op}.*" for op in (listed if lists.white_list else ops - listed))

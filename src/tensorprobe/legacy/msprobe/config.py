@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.legacy.layouts.forms import MSPROBE_PARTS
+from tensorprobe.legacy.layouts.forms import MSPROBE_PARTS, MsprobeForm
 from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops
 from tensorprobe.settings import parse_numbers
 
@@ -270,3 +270,20 @@ _SECTIONS: dict[str, Any] = {
     **dict.fromkeys(_OTHER_TASKS),
 }
 """Section of a task → its fields; None for one that is not looked into."""
+
+
+def make_form(config: DumpConfig, folder: Path, *, continued: bool = False) -> MsprobeForm:
+    """What whoever writes is told of the layout."""
+    keeps_values = config.task == "tensor" or (config.task == "statistics" and config.tensor_list)
+    return MsprobeForm(
+        str(folder),
+        task=config.task,
+        level=config.level,
+        values=config.file_format if keeps_values else None,  # type: ignore[arg-type]  # checked by read_config
+        values_of=config.tensor_list if config.task == "statistics" else (),
+        digests=config.summary_mode == "md5",
+        parents=config.level != "L1",
+        parts=config.parts,
+        continued=continued,
+        index="debug.json" if config.level == "debug" else "dump.json",
+    )

@@ -8,22 +8,28 @@ are raised when it is made or started, before anything is computed; nothing of o
 from __future__ import annotations
 
 import atexit
+import glob
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.legacy.layouts.forms import MsprobeForm
 from tensorprobe.legacy.msprobe import logger, speak
-from tensorprobe.legacy.msprobe.config import DumpConfig, read_config
-from tensorprobe.legacy.msprobe.dumping import Dump, begin, find_place
+from tensorprobe.legacy.msprobe.config import DumpConfig, make_form, read_config
+from tensorprobe.legacy.msprobe.overflow import start_overflow
 from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
-from tensorprobe.taps import seed_all
+from tensorprobe.model import Coverage
+from tensorprobe.taps import Probe, active_probe, seed_all
 from tensorprobe.taps.loader_tap import LoaderTap
+from tensorprobe.taps.module_names import class_name
+from tensorprobe.taps.operators import OlderWays
+from tensorprobe.taps.ranks import find_rank
 
 _DEFAULT_SEED = 1234
 
@@ -273,3 +279,69 @@ def module_dump(module: torch.nn.Module, dump_name: str) -> None:
 def module_dump_end() -> None:
     """Dump everything again that the settings ask for."""
     PrecisionDebugger._only().dump_only(None)
+
+
+_LEVELS = {"L0": "module", "L1": "api", "L2": "aten", "mix": "mix"}
+
+
+class Dump(Protocol):
+    """A dump that is under way."""
+
+    numbers: dict[str, int]
+
+    def stop(self) -> Coverage | None:
+        """End it and wait until it is on disk."""
+
+
+def find_place(config: DumpConfig, step: int, rank: int | None) -> tuple[Path, int]:
+    """The folder of this process in a step, and its rank. A process that torch.distributed does not know has its number."""
+    known = rank is not None or (torch.distributed.is_available() and torch.distributed.is_initialized())
+    number = find_rank() if rank is None else rank
+    name = f"rank{number}" if known else f"proc{os.getpid()}"
+    return config.dump_path.absolute() / f"step{step}" / name, number
+
+
+def begin(
+    config: DumpConfig, folder: Path, *, rank: int, model: Any, only: tuple[Any, str] | None, before: Dump | None
+) -> Dump:
+    """Begin to dump into the folder, or go on there after the turn `before`. `only` is one module, under a name of its own."""
+    running = active_probe()
+    if running is not None:
+        raise SettingsError(f"a recording into '{running.out}' is running in this process. Stop it first.")
+    if config.task == "overflow_check":
+        numbers = None if before is None else before.numbers
+        return start_overflow(config, folder, model=model, rank=rank, numbers=numbers)
+    form = make_form(config, folder, continued=before is not None)
+    settings: dict[str, Any] = {"level": _LEVELS[config.level], "stacks": config.extra_info}
+    if only is not None:
+        module, name = only
+        model = {name: module}
+        settings |= {"level": "module", "ops": [f"[M]odule.{glob.escape(name)}.{class_name(module)}"]}
+    elif config.level == "L2":
+        settings["inside"] = config.list
+    directions = tuple(dict.fromkeys(part.split(".")[0] for part in config.parts))
+    sides = tuple(dict.fromkeys(part.split(".")[1] for part in config.parts))
+    ways = OlderWays(
+        operators=True,
+        listed=config.list if only is None and config.level != "L2" else (),
+        excluded=config.excluded,
+        numbers={} if before is None else before.numbers,
+    )
+    probe = Probe(
+        folder / "dump.json",
+        model=model,
+        rank=rank,
+        form=form,
+        ways=ways,
+        mode="structure" if config.task == "structure" else "summary" if not _needs_bytes(form) else "tensor",
+        span=config.scope or None if only is None else None,
+        directions=directions,
+        sides=sides,
+        **settings,
+    )
+    return probe.start()
+
+
+def _needs_bytes(form: MsprobeForm) -> bool:
+    """Statistics are taken on the device where the tensor is; digests and files need its values."""
+    return form.values is not None or form.digests

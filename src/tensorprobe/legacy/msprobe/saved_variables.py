@@ -24,8 +24,7 @@ from tensorprobe.legacy.layouts.msprobe_writer_entries import argument_entry, te
 from tensorprobe.legacy.layouts.msprobe_writer_json import open_dump
 from tensorprobe.legacy.layouts.msprobe_writer_pt import frame_tensor
 from tensorprobe.legacy.msprobe import logger
-from tensorprobe.legacy.msprobe.config import DumpConfig
-from tensorprobe.legacy.msprobe.dumping import make_form
+from tensorprobe.legacy.msprobe.config import DumpConfig, make_form
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.numerics.summary import summarize_buffer
 from tensorprobe.record.elements import to_numpy

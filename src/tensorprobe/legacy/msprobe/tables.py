@@ -12,12 +12,59 @@ from typing import Any
 
 import numpy
 
-from tensorprobe.legacy.compared.form import BLIND_TO_SCALE, MESSAGE, STACK_COLUMN, Columns, Form
-from tensorprobe.legacy.compared.lines import Lines
-from tensorprobe.legacy.compared.paired import NOTHING, Array, Paired, StackOf, join
+from tensorprobe.legacy.compared.tables import (
+    BLIND_TO_SCALE,
+    MESSAGE,
+    NOTHING,
+    STACK_COLUMN,
+    Array,
+    Columns,
+    Lines,
+    Paired,
+    Spell,
+    Spelled,
+    StackOf,
+    Statistics,
+    TableStyle,
+    join,
+)
 from tensorprobe.legacy.msprobe import logger
-from tensorprobe.legacy.msprobe.spelling import spell_for
+from tensorprobe.model import Call, Summary
 from tensorprobe.record import Damage, Run
+from tensorprobe.record.run import Segment
+
+GRADIENTS = ".parameters_grad"
+
+
+def spell_for(_: Segment) -> Spell:
+    """One rule for all layouts."""
+    return _spell
+
+
+def _spell(call: Call) -> list[Spelled]:
+    gradients = f"{call.op.removesuffix(GRADIENTS)}{GRADIENTS}.{call.number}" if call.direction == "backward" else ""
+    return [
+        (
+            _line_name(call.name, slot.name, gradients),
+            f"torch.{slot.dtype}",
+            str(list(slot.shape)),
+            None if slot.summary is None else _statistics(slot.summary),
+        )
+        for slot in call.slots
+    ]
+
+
+def _line_name(call: str, slot: str, gradients: str) -> str:
+    side, _, rest = slot.partition(".")
+    if side == "parameters" and gradients:
+        return f"{gradients}.{rest}"
+    return f"{call}.{side}.{rest.removeprefix('kwargs.')}"
+
+
+def _statistics(held: Summary) -> Statistics:
+    """max, min, mean, norm; then whether there is a NaN in the tensor, which tells a NaN from what is not known."""
+    return float(held.max), float(held.min), float(held.mean), float(held.norm), held.nan
+
 
 _STATISTICS = ("max", "min", "mean", "l2norm")
 _DIFFERENCES = ("Max diff", "Min diff", "Mean diff", "L2norm diff")
@@ -148,7 +195,7 @@ def _lay_out_digests(paired: Paired, stack: StackOf | None) -> Columns:
     return _ordered(columns, DIGEST_COLUMNS, paired, stack)
 
 
-TENSOR = Form(
+TENSOR = TableStyle(
     logger=logger,
     policy="seed-2024",
     rule="No: Cosine < 0.99 and MaxAbsErr > 0.001, or Cosine < 0.9, or MaxAbsErr > 1",
@@ -162,7 +209,7 @@ TENSOR = Form(
     lay_out=_lay_out_tensors,
     files=".pt, .npy",
 )
-STATISTICS = Form(
+STATISTICS = TableStyle(
     logger=logger,
     policy="noise-aware",
     rule="warning, error: more than rounding and the inputs explain",
@@ -177,7 +224,7 @@ STATISTICS = Form(
     bases=("values", "digest", "statistics"),
     files="",
 )
-DIGEST = Form(
+DIGEST = TableStyle(
     logger=logger,
     policy="bitwise",
     rule="Different: other bits",
@@ -194,7 +241,7 @@ DIGEST = Form(
 )
 
 
-def choose_form(npu: Run, bench: Run) -> Form:
+def choose_form(npu: Run, bench: Run) -> TableStyle:
     """The table that both dumps have the figures for; when one has more than the other, the log says so."""
     ours, theirs = _holds(npu), _holds(bench)
     if "values" in ours ^ theirs:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tensorprobe.errors import NotFound, SettingsError, nearest
-from tensorprobe.legacy.layouts import ptdbg
-from tensorprobe.legacy.layouts.ptdbg_segment import Spelled
+from tensorprobe.legacy.layouts import ptdbg_reader
+from tensorprobe.legacy.layouts.ptdbg_reader import Spelled
 from tensorprobe.legacy.ptdbg import logger, speak
 from tensorprobe.model import Stack
 from tensorprobe.model.call_name import underscored
@@ -58,9 +58,9 @@ def parse(pkl_file: str | os.PathLike[str], module_name_prefix: str) -> None:
 
 def _read(pkl: Path, wanted: str, seen: dict[str, None]) -> Iterator[_Found]:
     """The calls that fit; `seen` is filled with the names of the others."""
-    run = ptdbg.open_run(pkl)
+    run = ptdbg_reader.open_run(pkl)
     segment = run.segment(*run.segments()[0])
-    assert isinstance(segment, ptdbg.PtdbgSegment)
+    assert isinstance(segment, ptdbg_reader.PtdbgSegment)
     damaged = 0
     for item in segment.calls():
         if isinstance(item, Damage):

@@ -1,15 +1,14 @@
-"""The calls of one rank, as a pkl of ptdbg_ascend and the `.npy` files beside it describe them.
+"""Opening a dump of ptdbg_ascend: `{tag}_v{version}/rank{N}/name.pkl`, which is text, and the folder of `.npy` files beside it.
 
-In: the text file and the folder, trusted in nothing. Out: the same calls, slots, stacks and damage as of a run of ours.
-Consecutive lines with the name of one call are that call; a call that is met again has the next `repeat`.
-The format knows neither norm nor counts of NaN, and a statistic that is NaN says nothing of the rest: such a slot has no
-summary. Where there is no folder the statistics are all there is.
+In: the folder with the ranks, the folder of one rank, or a pkl. Out: a `Run` of one step, or None when the path is no such
+dump, or an error that says which file is wrong. Only names and the first bytes of each pkl are read here.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -17,15 +16,154 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.errors import RunDamaged, RunError, RunNotFound, SettingsError, TensorDamaged
 from tensorprobe.legacy.layouts.npy import NpySource
-from tensorprobe.legacy.layouts.ptdbg_lines import StackLine, Statistics, TensorLine, decode_line
-from tensorprobe.legacy.layouts.ptdbg_names import LineName, read_line_name
+from tensorprobe.legacy.layouts.ptdbg_lines import (
+    LineName,
+    StackLine,
+    Statistics,
+    TensorLine,
+    decode_line,
+    read_line_name,
+)
 from tensorprobe.model import DTYPES, Call, Frame, Level, Slot, Stack, Summary
 from tensorprobe.record.blob import ByteSource
-from tensorprobe.record.files import open_file
+from tensorprobe.record.files import demand_folder, list_names, open_file
+from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import BLOCK, JSON_ERRORS, MAX_DAMAGED, MAX_LINE, Damage, reason_of
-from tensorprobe.record.run import Entry, Index
+from tensorprobe.record.run import Entry, Index, Run
+
+__all__ = ["PtdbgSegment", "open_ptdbg", "open_run"]
+
+TOOL = "ptdbg_ascend"
+_RANK = re.compile("rank(0|[1-9][0-9]{0,17})")
+_TIME = "_[0-9][0-9_]*"
+_SHOWN = 5
+_NOTE = "a dump of ptdbg_ascend does not say which calls were left out of it, nor whether it is whole"
+
+
+def open_run(path: str | Path, data: str | Path | None = None) -> Run:
+    """The dump at `path`; RunNotFound when there is none. `data` is the folder of `.npy` files, if not the one beside the pkl."""
+    run = open_ptdbg(Path(path), None if data is None else Path(data))
+    if run is None:
+        raise RunNotFound(
+            f"no dump of ptdbg_ascend at '{path}'. Pass a pkl, or a folder with rank0, rank1, … that hold one each."
+        )
+    return run
+
+
+def open_ptdbg(path: Path, data: Path | None = None) -> Run | None:
+    """The dump at `path`, None when it is not one of ptdbg_ascend."""
+    if path.suffix == ".pkl" and not path.is_dir():
+        return _open_file(path, data)
+    if not path.is_dir():
+        return None
+    ranks = {int(match[1]): name for name in list_names(path) if (match := _RANK.fullmatch(name))}
+    held = {rank: _find_pkls(path, ranks[rank]) for rank in sorted(ranks) if (path / ranks[rank]).is_dir()}
+    if any(held.values()):
+        pkls = {rank: DumpPath(path, (ranks[rank], _only(path / ranks[rank], names))) for rank, names in held.items()}
+        return _run(path, pkls, data, one_rank=False)
+    named = _RANK.fullmatch(path.absolute().name)
+    names = _find_pkls(path)
+    texts = names if named else [name for name in names if _is_text(DumpPath(path, (name,)))]
+    if not texts:
+        return None
+    pkl = DumpPath(path, (_only(path, texts),))
+    return _run(path, {int(named[1]) if named else 0: pkl}, data, one_rank=True)
+
+
+def _open_file(path: Path, data: Path | None) -> Run:
+    if not path.exists():
+        raise RunNotFound(f"no file '{path}'.")
+    # The user chose the file, so it may be a link; its values are beside the true one.
+    file = Path(os.path.realpath(path)) if path.is_symlink() else path
+    named = _RANK.fullmatch(file.absolute().parent.name)
+    pkl = DumpPath(file.parent, (file.name,))
+    return _run(path, {int(named[1]) if named else 0: pkl}, data, one_rank=True)
+
+
+def _run(path: Path, pkls: dict[int, DumpPath], data: Path | None, *, one_rank: bool) -> Run:
+    if data is not None:
+        if len(pkls) > 1:
+            raise SettingsError(
+                f"data is '{data}', a folder for one rank; '{path}' holds {len(pkls)} ranks. Pass the pkl of one of them."
+            )
+        if not data.is_dir():
+            raise RunNotFound(f"no folder '{data}': data is the folder with the .npy files of '{path}'.")
+    written_s = max(map(_demand_text, pkls.values()))
+    folders = {rank: _find_data(pkl) if data is None else DumpPath(data, ()) for rank, pkl in pkls.items()}
+    return foreign_run(
+        path,
+        TOOL,
+        {(0, rank): PtdbgSegment(pkl, folders[rank]) for rank, pkl in pkls.items()},
+        written_s=written_s,
+        settings={"mode": "tensor" if any(folders.values()) else "summary"},
+        note=_NOTE,
+        data=data,
+        one_rank=one_rank,
+    )
+
+
+def _find_pkls(path: Path, *parts: str) -> list[str]:
+    return [name for name in list_names(path, *parts) if name.endswith(".pkl")]
+
+
+def _only(folder: Path, names: list[str]) -> str:
+    """The one pkl of a rank."""
+    if not names:
+        raise RunNotFound(f"no .pkl in '{folder}', although other ranks of the dump have one. Was it copied in part?")
+    if len(names) > 1:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise RunError(
+            f"'{folder}' holds {len(names)} dumps: {', '.join(names[:_SHOWN])}{more}.\n"
+            f"  Pass one of them: {folder / names[0]}"
+        )
+    return names[0]
+
+
+def _find_data(pkl: DumpPath) -> DumpPath | None:
+    """The folder of values beside a pkl: of the same name, or, as older versions have it, with the time behind it."""
+    *above, file = pkl.parts
+    stem = file.removesuffix(".pkl")
+    names = list_names(pkl.root, *above)
+    found = [stem] if stem in names else [name for name in names if re.fullmatch(re.escape(stem) + _TIME, name)]
+    found = [name for name in found if pkl.root.joinpath(*above, name).is_dir()]
+    if len(found) > 1:
+        raise RunError(
+            f"the values of '{pkl}' may be in any of {len(found)} folders: {', '.join(found[:_SHOWN])}.\n"
+            "  Move the others away, or say which: tensorprobe.open_run(pkl, data=folder)"
+        )
+    if not found:
+        return None
+    demand_folder(pkl.root, *above, found[0])
+    return DumpPath(pkl.root, (*above, found[0]))
+
+
+def _demand_text(pkl: DumpPath) -> float:
+    """When the pkl was written last; RunDamaged when it is a true pickle."""
+    start, written = _look(pkl)
+    if start == b"\x80":
+        raise RunDamaged(
+            f"'{pkl}' is a binary pickle, not the text that ptdbg_ascend writes; it is never loaded: "
+            "a pickle can run any program."
+        )
+    return written
+
+
+def _is_text(pkl: DumpPath) -> bool:
+    try:
+        return _look(pkl)[0] == b"["
+    except (OSError, RunError):
+        return False  # a link or the like, in a folder that need not be a dump at all
+
+
+def _look(pkl: DumpPath) -> tuple[bytes, float]:
+    descriptor = open_file(pkl.root, *pkl.parts)
+    try:
+        return os.read(descriptor, 1), os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
 
 Spelled = tuple[str, str, str, Statistics | None]
 """Name, dtype, shape and statistics of a tensor, as the pkl itself has them."""
@@ -42,7 +180,7 @@ _NORM = math.nan
 """One object for all: a NaN is equal to itself only, and equal statistics are to be equal."""
 
 
-class Place(NamedTuple):
+class DumpPath(NamedTuple):
     """A file or folder below one that the user chose: nothing on the way from `root` may be a link."""
 
     root: Path
@@ -80,7 +218,7 @@ class _Group:
 class PtdbgSegment:
     """One pkl, and the folder with its values; `data` is None when there is none."""
 
-    def __init__(self, pkl: Place, data: Place | None) -> None:
+    def __init__(self, pkl: DumpPath, data: DumpPath | None) -> None:
         self._pkl, self._has_data = pkl, data is not None
         self._index: Index | None = None
         self._entries: dict[tuple[str, int], Entry] = {}

@@ -5,28 +5,31 @@ Pairing, measuring and judging are tensorprobe's; here the answer is given in th
 
 from __future__ import annotations
 
+import csv
+import functools
+import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.engine.comparison import compare as compare_runs
 from tensorprobe.engine.result import Result
-from tensorprobe.errors import CannotCompare
+from tensorprobe.errors import CannotCompare, SettingsError, UnknownSetting, did_you_mean
 from tensorprobe.legacy.compared.analysis import Analysis, analyse
-from tensorprobe.legacy.compared.arguments import Wish
-from tensorprobe.legacy.compared.form import MESSAGE, Form, Table
-from tensorprobe.legacy.compared.lines import StackTexts, read_lines
-from tensorprobe.legacy.compared.paired import Paired, StackOf, join
-from tensorprobe.legacy.compared.result_file import result_files, timestamp, write_csv, write_workbook
+from tensorprobe.legacy.compared.tables import MESSAGE, Paired, StackOf, StackTexts, Table, TableStyle, join, read_lines
 from tensorprobe.record import Run
 from tensorprobe.record.run import ranges
 from tensorprobe.report import wording
-from tensorprobe.text import plain, printable
+from tensorprobe.report.xlsx import MOST_ROWS, RED, load_xlsxwriter, open_workbook, write_row
+from tensorprobe.text import plain, printable, sheet_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 Places = tuple[tuple[int, int], tuple[int, int]]
 """Step and rank of the NPU's run, and of the bench's."""
@@ -79,33 +82,33 @@ class Compared:
     bench: Run
     result: Result
     wish: Wish
-    form: Form
+    style: TableStyle
     stamp: str
     """The time that all files of this comparison have in their names."""
 
     @classmethod
-    def of(cls, npu: Run, bench: Run, wish: Wish, form: Form, *, jobs: int = 1) -> Compared:
+    def of(cls, npu: Run, bench: Run, wish: Wish, style: TableStyle, *, jobs: int = 1) -> Compared:
         """Compare them; errors are those of tensorprobe."""
-        result = compare_runs(bench, npu, policy=form.policy, fuzzy=wish.fuzzy_match, jobs=jobs)
-        return cls(npu, bench, result, wish, form, timestamp())
+        result = compare_runs(bench, npu, policy=style.policy, fuzzy=wish.fuzzy_match, jobs=jobs)
+        return cls(npu, bench, result, wish, style, timestamp())
 
     def write(self, places: Places, title: str = "", *, stack: StackOf | None = None) -> Written:
         """The table of one step and rank, and the advice beside it; the title becomes part of their names. All is logged.
 
         `stack` finds stacks where the run itself does not have them.
         """
-        form, wish = self.form, self.wish
+        style, wish = self.style, self.wish
         npu, bench = (
-            read_lines(run, *place, form.spell_for) for run, place in zip((self.npu, self.bench), places, strict=True)
+            read_lines(run, *place, style.spell_for) for run, place in zip((self.npu, self.bench), places, strict=True)
         )
         paired = Paired(
-            npu, bench, self._rows(*places[1]), bases=form.bases, files=form.files, remarks=self._remarks(*places[1])
+            npu, bench, self._rows(*places[1]), bases=style.bases, files=style.files, remarks=self._remarks(*places[1])
         )
         if wish.stack_mode and stack is None:
             if not any(number is not None for number in npu.stack):
-                form.logger.warning("the NPU dump '%s' has no stacks to show", plain(self.npu.path))
+                style.logger.warning("the NPU dump '%s' has no stacks to show", plain(self.npu.path))
             stack = StackTexts(self.npu.segment(*places[0])).of
-        table = Table(form, paired, form.lay_out(paired, stack if wish.stack_mode else None))
+        table = Table(style, paired, style.lay_out(paired, stack if wish.stack_mode else None))
         analysis = analyse(table)
         suffix, kind = f"{wish.suffix}_{title}" if title else wish.suffix, "xlsx" if wish.xlsx else "csv"
         with result_files(wish.output, suffix, self.stamp, kind) as (partial, final, advice):
@@ -133,7 +136,7 @@ class Compared:
 
     def _log(self, table: Table, analysis: Analysis, written: Path, said: str) -> None:
         """Say what the table says: its rows when that is wanted, then the first that fails and what was not compared."""
-        logger = self.form.logger
+        logger = self.style.logger
         if self.wish.print_log:
             self._log_rows(table, said)
         logger.info("%s%s: %s", said, plain(written), analysis.summary())
@@ -144,28 +147,28 @@ class Compared:
             logger.warning("%s%s", said, left)
 
     def _log_rows(self, table: Table, said: str) -> None:
-        columns = [table.columns[name] for name in (*self.form.logged, self.form.verdict, MESSAGE)]
+        columns = [table.columns[name] for name in (*self.style.logged, self.style.verdict, MESSAGE)]
         for row, (*figures, verdict, message) in enumerate(zip(*columns, strict=True)):
-            shown = ", ".join(f"{name} {figure}" for name, figure in zip(self.form.logged, figures, strict=True))
+            shown = ", ".join(f"{name} {figure}" for name, figure in zip(self.style.logged, figures, strict=True))
             text = f"{said}[{table.name(row)}] {shown}: {verdict}"
-            self.form.logger.info("%s", printable(f"{text} ({message})" if message else text))
+            self.style.logger.info("%s", printable(f"{text} ({message})" if message else text))
 
     def log_answer(self) -> None:
         """What tensorprobe itself says, and how to have it judge by more than the rule of the old tool."""
         summary = self.result.summary
         for note in summary.notes:
-            self.form.logger.info("%s", plain(note))
-        self.form.logger.info(
+            self.style.logger.info("%s", plain(note))
+        self.style.logger.info(
             "tensorprobe says, by the same rule: %s %s. %s:   %s",
             wording.headline(summary),
             wording.verdict(summary),
-            self.form.blindness,
+            self.style.blindness,
             _command(self.npu, self.bench),
         )
 
     def log_ranks(self, written: Sequence[Written]) -> None:
         """Which ranks fail, the one with the earliest line first."""
-        logger, bad = self.form.logger, " or ".join(map(repr, self.form.bad))
+        logger, bad = self.style.logger, " or ".join(map(repr, self.style.bad))
         failing = sorted(
             (done.analysis.failure, at, done.title) for at, done in enumerate(written) if done.analysis.failure
         )
@@ -208,3 +211,140 @@ def _command(npu: Run, bench: Run) -> str:
         for run in (bench, npu)
     ]
     return f"from tensorprobe import compare, open_run; print(compare({', '.join(opened)}))"
+
+
+LOG_KEY = "is_print_compare_log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """How results are wanted: what the compare functions take besides the dumps."""
+
+    output: Path
+    stack_mode: bool
+    auto_analyze: bool
+    fuzzy_match: bool
+    print_log: bool
+    suffix: str = ""
+    xlsx: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("stack_mode", "auto_analyze", "fuzzy_match", "xlsx"):
+            demand_bool(name, getattr(self, name))
+        demand_bool(LOG_KEY, self.print_log)
+        if not isinstance(self.suffix, str) or not self.suffix.isprintable() or {*self.suffix} & {*"/\\"}:
+            raise SettingsError(f"suffix is {self.suffix!r}; it becomes part of a file name: a text without slashes.")
+        if self.xlsx:
+            load_xlsxwriter()  # not only after an hour of comparing
+
+
+def known_parameters(given: Any, known: Sequence[str]) -> dict[str, Any]:
+    """The dict that a compare function is given, without what is None; an unknown key is an error."""
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"the first argument is {type(given).__name__}; it must be a dict with {', '.join(known)}.")
+    for key in given:
+        if key not in known:
+            raise UnknownSetting(
+                f"there is no parameter {key!r}.{did_you_mean(str(key), known)}\n  There are {', '.join(known)}."
+            )
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def demand_path(name: str, given: Any) -> Path:
+    """The path."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise SettingsError(f"{name} is {given!r}; it must be a path.")
+    return Path(given)
+
+
+def demand_folder(name: str, given: Any) -> Path:
+    """The folder with the dumps of the ranks."""
+    folder = demand_path(name, given)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise SettingsError(f"{name} '{plain(folder)}' {what}; it must be the folder with rank0, rank1, …")
+    return folder
+
+
+def demand_output(given: Any, *, create: bool = False) -> Path:
+    """The folder for results. It must be there, unless it is to be made."""
+    folder = demand_path("output_path", given)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise SettingsError(f"output_path '{plain(folder)}' is a file; results go into a folder.")
+    if create:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"output_path '{plain(folder)}' cannot be made: {error.strerror}.") from None
+        return folder
+    raise SettingsError(
+        f"output_path '{plain(folder)}' does not exist. Make it:   mkdir -p {shlex.quote(plain(folder))}"
+    )
+
+
+def demand_bool(name: str, value: Any) -> None:
+    """SettingsError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name} is {value!r}; it must be True or False.")
+
+
+def write_csv(table: Table, partial: Path) -> None:
+    """The table into a file that is there already."""
+    columns = [_safe_column(table, name, values) for name, values in table.columns.items()]
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(table.columns)
+        writer.writerows(zip(*columns, strict=True))
+
+
+def _safe_column(table: Table, name: str, values: list[Any]) -> Iterable[Any]:
+    """Numbers as they are; a text is looked at once, however often it occurs."""
+    return values if name in table.style.figures else map(functools.cache(sheet_text), values)
+
+
+def write_workbook(table: Table, partial: Path) -> None:
+    """The same as XLSX: one sheet, rows that fail in red. SettingsError without xlsxwriter, or for more rows than a sheet holds."""
+    if len(table) > MOST_ROWS:
+        raise SettingsError(f"the table has {len(table):,} rows, a sheet holds {MOST_ROWS:,}: have it as csv.")
+    with open_workbook(partial) as workbook:
+        sheet = workbook.add_worksheet("comparison")
+        heading, red = workbook.add_format({"bold": True}), workbook.add_format(RED)
+        sheet.write_row(0, 0, list(table.columns), heading)
+        sheet.freeze_panes(1, 0)
+        results = table.columns[table.style.verdict]
+        for row, values in enumerate(zip(*table.columns.values(), strict=True), start=1):
+            write_row(sheet, row, values, red if results[row - 1] in table.style.bad else None)
+
+
+def timestamp() -> str:
+    """The time of day as it stands in the names of results."""
+    return time.strftime("%Y%m%d%H%M%S")
+
+
+@contextmanager
+def result_files(folder: Path, suffix: str, stamp: str, kind: str = "csv") -> Iterator[tuple[Path, Path, Path]]:
+    """Names for a result that nobody has: of the table while it is written, of the table, of the advice that goes with it.
+
+    The table gets its name at the end, unless an exception came first. A second result within one second has `_1` behind
+    its time: the old tools wrote over the first.
+    """
+    number = 0
+    while True:
+        ending = f"{suffix}_{stamp}{f'_{number}' if number else ''}"
+        final, advice = folder / f"compare_result{ending}.{kind}", folder / f"advisor{ending}.txt"
+        partial = folder / f".{final.name}.partial"
+        number += 1
+        try:
+            partial.touch(exist_ok=False)  # whoever makes it owns the name
+        except FileExistsError:
+            continue
+        if not final.exists() and not advice.exists():
+            break
+        partial.unlink()
+    try:
+        yield partial, final, advice
+        partial.replace(final)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,28 +1,179 @@
-"""The lines of two dumps beside each other, in the order in which the NPU executed them, with what was measured of each pair.
-
-In: the lines of both dumps and the rows of a comparison with the bench as baseline. Out: columns for a table. What has no
-partner is `Unmatched`, what could not be measured is `N/A` with the reason: neither ever passes.
-"""
+"""How one of the older tools writes a result: its columns, its words, its rule; and the table that comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from tensorprobe.legacy.compared.lines import Key, Lines
+from tensorprobe.errors import RunDamaged
+from tensorprobe.legacy.layouts.msprobe_reader import MsprobeSegment
+from tensorprobe.model import Call, Slot, Stack
+from tensorprobe.record import Damage, Run
+from tensorprobe.record.run import Segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Array = numpy.ndarray[Any, Any]
-NOTHING = "N/A"
-UNMATCHED = "Unmatched"
+
+NAMES = ("NPU Name", "Bench Name")
+MESSAGE = "Err_message"
+STACK_COLUMN = "NPU_Stack_Info"
+BLIND_TO_SCALE = "The rule is blind to scale (a tensor times 1.01 passes); to judge each op by its own rounding"
 BY_VALUES = ("values", "digest")
 """Bases of a row whose figures come from all elements."""
 StackOf = Callable[[str, int | None], str]
 """Call and number of its stack → the stack in words, empty when there is none."""
+Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStyle:
+    """What is the tool's own."""
+
+    logger: logging.Logger
+    policy: str
+    """By which the engine judges."""
+    rule: str
+    """What that means, for somebody who reads that nothing failed."""
+    blindness: str
+    """What the rule does not see, and what the command behind this sentence is good for."""
+    verdict: str
+    """The title of the column with the results."""
+    good: str
+    bad: tuple[str, ...]
+    """What stands there for a row that passes, and for one that fails."""
+    figures: Collection[str]
+    """Titles of columns with numbers and our own words; nothing in them comes from a dump."""
+    logged: tuple[str, ...]
+    """Titles of columns that a line of the log says of its row."""
+    spell_for: Callable[[Segment], Spell]
+    lay_out: Callable[[Paired, StackOf | None], Columns]
+    bases: Sequence[str] = BY_VALUES
+    files: str = ".npy"
+    """What the files with values are called."""
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Every result a row can have, and how it is spoken of."""
+        own = {word: word for word in (self.good, *self.bad, UNMATCHED)}
+        return {**own, NOTHING: f"not measured ({NOTHING})"}
+
+
+@dataclass
+class Table:
+    """A finished table."""
+
+    style: TableStyle
+    paired: Paired
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.paired)
+
+    def find(self, *results: str) -> Any:
+        """The rows with one of these results, from 0; in an editor, where the header is line 1, row 0 is line 2."""
+        return numpy.flatnonzero(numpy.isin(numpy.array(self.columns[self.style.verdict], dtype=object), results))
+
+    def name(self, row: int) -> str:
+        """The name of the row's line: the NPU's, or the bench's where only that has one. As the dump has it."""
+        held: str = self.columns[NAMES[bool(self.paired.at[0][row] < 0)]][row]
+        return held
+
+
+Statistics = tuple[float, ...]
+Spelled = tuple[str, str, str, Statistics | None]
+"""Name, dtype, shape and statistics of a tensor, as the tool has them."""
+Spell = Callable[[Call], list[Spelled]]
+Key = tuple[str, int, str]
+"""Call, how often it had been recorded before, slot: what a row of a comparison says of itself."""
+
+
+@dataclass
+class Lines:
+    """Columns with an entry for each tensor. `call` counts the calls of the dump."""
+
+    key: list[Key] = field(default_factory=list)
+    call: list[int] = field(default_factory=list)
+    name: list[str] = field(default_factory=list)
+    dtype: list[str] = field(default_factory=list)
+    shape: list[str] = field(default_factory=list)
+    elements: list[int] = field(default_factory=list)
+    statistics: list[Statistics | None] = field(default_factory=list)
+    """max, min, mean and whatever else the tool has; None where the dump does not say."""
+    digest: list[str | None] = field(default_factory=list)
+    file: list[str] = field(default_factory=list)
+    """The file with the values, where the dump has one for each tensor and names it; else empty."""
+    has_values: list[bool] = field(default_factory=list)
+    stack: list[int | None] = field(default_factory=list)
+    damaged: int = 0
+    """How many lines cannot be read."""
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+def read_lines(run: Run, step: int, rank: int, spell_for: Callable[[Segment], Spell]) -> Lines:
+    """Every tensor that the run has for that step and rank."""
+    segment = run.segment(step, rank)
+    spell, file_of = spell_for(segment), _file_names(segment)
+    lines = Lines()
+    sizes: dict[tuple[int, ...], int] = {}
+    for number, item in enumerate(segment.calls()):
+        if isinstance(item, Damage):
+            lines.damaged += 1
+            continue
+        call = item[1]
+        for slot, (name, dtype, shape, statistics) in zip(call.slots, spell(call), strict=True):
+            lines.key.append((call.name, call.repeat, slot.name))
+            lines.call.append(number)
+            lines.name.append(name)
+            lines.dtype.append(dtype)
+            lines.shape.append(shape)
+            if slot.shape not in sizes:
+                sizes[slot.shape] = slot.count
+            lines.elements.append(sizes[slot.shape])
+            lines.statistics.append(statistics)
+            lines.digest.append(slot.digest)
+            lines.file.append(file_of(slot))
+            lines.has_values.append(slot.has_data)
+            lines.stack.append(call.stack)
+    return lines
+
+
+def _file_names(segment: Segment) -> Callable[[Slot], str]:
+    if not isinstance(segment, MsprobeSegment):
+        return lambda _: ""
+    return lambda slot: "" if slot.offset is None else segment.file_of(slot.offset)
+
+
+class StackTexts:
+    """The stacks of a segment, each worded once: innermost frame first."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._known: dict[int, str] = {}
+
+    def of(self, _: str, number: int | None) -> str:
+        """The stack of a call by its number, on one line; empty when there is none."""
+        if number is None:
+            return ""
+        if number not in self._known:
+            try:
+                stack: Stack | None = self._segment.stack(number)
+            except RunDamaged as damage:
+                self._known[number] = f"damaged: {damage}"
+            else:
+                self._known[number] = " <- ".join(map(str, stack.frames)) if stack is not None else ""
+        return self._known[number]
+
+
+Array = numpy.ndarray[Any, Any]
+NOTHING = "N/A"
+UNMATCHED = "Unmatched"
 
 
 class Paired:
