@@ -372,6 +372,21 @@ def _may_unpickle(call: ast.Call) -> bool:
     return ast.unparse(call.func) == "torch.load"
 
 
+def check_twins(house: Path) -> list[str]:
+    """Find uses of the numpy twins outside of themselves and of the module that chooses between them and the kernel."""
+    complaints = []
+    for file in python_files(house):
+        if file.room == "numerics" and (file.path.name == "native.py" or file.path.name.startswith("twin")):
+            continue
+        modules = set(imported_modules(file))
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.ImportFrom) and _base(node, file.package) == "tensorprobe.numerics":
+                modules |= {f"tensorprobe.numerics.{alias.name}" for alias in node.names}
+        found = sorted(module for module in modules if module.startswith("tensorprobe.numerics.twin"))
+        complaints += [f"{file.path}: imports {module}" for module in found]
+    return complaints
+
+
 RULES: list[Callable[[Path], list[str]]] = [
     check_arrows,
     check_torch_free,
@@ -380,6 +395,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     check_sizes,
     check_docstrings,
     check_pickles,
+    check_twins,
 ]
 
 
@@ -489,6 +505,8 @@ PLANTED = [
     (check_sizes, "record/utils.py", "x = 1"),
     (check_docstrings, "record/bad.py", "x = 1"),
     (check_docstrings, "msprobe/bad.py", "x = 1"),
+    (check_twins, "numerics/bad.py", "from tensorprobe.numerics.twin_blocks import fold"),
+    (check_twins, "pairing/bad.py", "from tensorprobe.numerics import twin"),
     (check_pickles, "record/bad.py", "from pickle import load"),
     (check_pickles, "record/bad.py", "import torch\ntorch.load('x')"),
     (check_pickles, "record/bad.py", "import torch\ntorch.load('x', weights_only=True)"),

@@ -27,12 +27,12 @@ import torch
 
 import tensorprobe
 from bench.driver import RESULTS, environment
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.engine import Result
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.judge import POLICIES
 from tensorprobe.sim.known_faults import CatalogFault
-from tensorprobe.sim.models import workload
 
 CLEAN_STEPS = 3
 

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tensorprobe
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult
 from tensorprobe.replay.measuring import measure
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.memory import to_host
-from tensorprobe.sim.models import workload
 from tensorprobe.taps.plans import ALLOCATIONS
 
 DEVICE = "npu"

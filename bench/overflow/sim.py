@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench.overflow.case import Planted, Watching, plants
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.sim.faults import make_fault
-from tensorprobe.sim.models import workload
 
 SIM: dict[str, Planted] = {}
 birth = functools.partial(plants, SIM)

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 import tensorprobe
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.checks.check import CheckSettings, check_call
 from tensorprobe.record.stored import StoredCall
@@ -27,7 +28,6 @@ from tensorprobe.replay.measuring import measure, on_host
 from tensorprobe.replay.runs import DeviceRaised, prepare
 from tensorprobe.sim.faults import Fault
 from tensorprobe.sim.known_faults import CatalogFault
-from tensorprobe.sim.models import workload
 
 DEVICE = "npu"
 STEPS = 2

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import tracing
 from torch import nn
 
+from bench.sim.models import workload
 from tensorprobe import sim
-from tensorprobe.sim.models import workload
 
 
 def place_of(fault: sim.Fault) -> list[object] | None:

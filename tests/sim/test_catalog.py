@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.sim.known_faults import CatalogFault
-from tensorprobe.sim.models import workload
 from tests.sim import tracing
 
 HERE = Path(__file__).parent
@@ -76,7 +76,7 @@ def test_device_error_in_backward_reaches_the_caller(npu: str) -> None:
 @pytest.mark.usefixtures("warm_processes")
 def test_collective_faults_and_data_parallel_training(tmp_path: Path) -> None:
     """Two processes over the backend `hccl` run every collective fault of the catalog, and DistributedDataParallel."""
-    environment = {**os.environ, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     workers = [
         subprocess.Popen(
             [sys.executable, str(HERE / "parallel_worker.py"), str(tmp_path / "store"), str(tmp_path / f"{rank}.json")],

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import tensorprobe
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.sim.known_faults import CatalogFault
-from tensorprobe.sim.models import workload
 
 Runs = Callable[..., Path]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import tensorprobe
+from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.sim.known_faults import CatalogFault
-from tensorprobe.sim.models import workload
 from tensorprobe.watches.online.watch import OnlineWatch
 
 NAMED = {

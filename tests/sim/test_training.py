@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
+from bench.sim.models import workload
 from tensorprobe import sim
-from tensorprobe.sim.models import workload
 
 STEPS = 3
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

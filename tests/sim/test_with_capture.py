@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import tensorprobe
+from bench.sim.models import workload
 from tensorprobe import sim
-from tensorprobe.sim.models import workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 PROGRAM = [sys.executable, "-c", "from tensorprobe.cli.main import main; main()"]

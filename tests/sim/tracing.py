@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from bench.sim.models import Workload
 from tensorprobe.sim import fallback, memory
-from tensorprobe.sim.models import Workload
 from tensorprobe.sim.trees import tensors_in
 
 _PREFIXES = (

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorprobe.numerics.native import implementation
-from tensorprobe.numerics.twin_blocks import HUGE_SCALE, TINY_SCALE
 
 Figures = NDArray[Any]
 """A structured array of `RAW`."""
@@ -46,6 +45,8 @@ RAW = np.dtype([(name, "<f8") for name in _FLOATS] + [(name, "<i8") for name in 
 would have overflowed or vanished.
 """
 ROW_WIDTH = 5
+HUGE_SCALE, TINY_SCALE = 2.0**-600, 2.0**600
+"""Factors for float64 values whose squares would overflow or vanish."""
 
 NOISE = 1e-13
 """A variance below this share of the mean square is rounding, and counts as none."""

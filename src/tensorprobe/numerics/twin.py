@@ -14,11 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorprobe.model.dtypes import BY_CODE, DType
+from tensorprobe.numerics.pairs import HUGE_SCALE, TINY_SCALE
 from tensorprobe.numerics.twin_blocks import (
     CHUNK,
-    HUGE_SCALE,
     LANES,
-    TINY_SCALE,
     Values,
     add_blocks,
     check,

@@ -21,8 +21,6 @@ CHUNK = 32 * BLOCK
 GREATEST_COUNT = 2**58
 """No memory holds more elements; below it, no product of a count and a size can overflow."""
 
-HUGE_SCALE, TINY_SCALE = 2.0**-600, 2.0**600
-"""By which float64 values are multiplied whose squares would overflow or vanish."""
 
 Values = Any
 """A numpy array of one axis."""

@@ -16,11 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorprobe.model.dtypes import BY_CODE, DType
+from tensorprobe.numerics.pairs import HUGE_SCALE, TINY_SCALE
 from tensorprobe.numerics.twin_blocks import (
     CHUNK,
-    HUGE_SCALE,
     LANES,
-    TINY_SCALE,
     Values,
     add_blocks,
     check,
