@@ -46,6 +46,8 @@ def _referred(thing: Any) -> Iterator[Any]:
     thing = inspect.unwrap(thing) if callable(thing) else thing
     if not str(getattr(thing, "__module__", "")).startswith("tests."):
         return
+    if getattr(thing, "__name__", "") == "assert_nothing_installed":  # after every test; it looks for recorders
+        return
     if isinstance(thing, type):
         yield from vars(thing).values()
     if isinstance(thing, FunctionType):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,25 @@ def test_stop_inside_a_backward_does_no_harm(level: str, tmp_path: Path) -> None
     torch.testing.assert_close(weight.grad, torch.cos(torch.ones(3)) - torch.sin(torch.ones(3)))
     run = tensorprobe.open_run(tmp_path / "run")
     assert not any("cos.0" in name for name in names(run))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_thread_that_ends_during_a_backward_does_not_keep_the_modes_on(level: str, tmp_path: Path) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    probe = tensorprobe.Probe(tmp_path / "run", level=level)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+
+    def stop(_: Tensor) -> None:
+        probe.stop()
+        over.set()
+        thread.join()
+
+    weight.register_post_accumulate_grad_hook(stop)
+    with probe:
+        thread.start()
+        torch.sin(weight).sum().backward()
+        assert_nothing_installed()
 
 
 @pytest.mark.parametrize("steps", [None, [0], [1]])

@@ -33,7 +33,19 @@ class ModeStack:
         if torch_names.graph_task() != -1:
             self._due = True
             return
-        self.remove()
+        self._due = None
+        self._put_in()
+
+    def remove(self) -> None:
+        """Take the modes out of this thread's stacks, wherever they are; nothing when they are not there."""
+        if torch_names.graph_task() != -1:
+            self._due = False
+            return
+        self._due = None
+        self._take_out()
+
+    def _put_in(self) -> None:
+        self._take_out()
         if self._function is not None:
             with _lifted_function_modes():
                 torch_names.push_function_mode(self._function)
@@ -43,12 +55,7 @@ class ModeStack:
                 if lifted:
                     _slip_flags_under(self._dispatch, lifted[-1])
 
-    def remove(self) -> None:
-        """Take the modes out of this thread's stacks, wherever they are; nothing when they are not there."""
-        if torch_names.graph_task() != -1:
-            self._due = False
-            return
-        self._due = None
+    def _take_out(self) -> None:
         if self._function is not None:
             _remove_function(self._function)
         if self._dispatch is not None:
@@ -78,16 +85,16 @@ class ModeStack:
                 kwargs["tensorprobe"] = _WhenLetGo(self)
 
     def follow_threads(self) -> None:
-        """From now on threads that are started have the modes while they run."""
+        """From now on threads that are started have the modes while they run. What is due elsewhere stays due."""
         original = self._original_run = threading.Thread.run
         stack = self
 
         def run(thread: threading.Thread) -> None:
-            stack.install()
+            stack._put_in()
             try:
                 original(thread)
             finally:
-                stack.remove()
+                stack._take_out()
 
         threading.Thread.run = run  # type: ignore[method-assign, assignment]
 
