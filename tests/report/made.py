@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import (
     COLUMNS,
     SCHEMA_VERSION,
@@ -19,7 +20,6 @@ from tensorprobe.model.comparison import (
     Row,
     RunSide,
 )
-from tensorprobe.model.stack import Frame
 
 HOSTILE = "=cmd|' /C calc'!A0\x1b[31m\n::error::boo\r%0A`x`|<b>@all</b>&]]>,\x00\u202e"
 """A name that tries to command a terminal, a spreadsheet, a build server and a web page."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorprobe.model.call import Frame
 from tensorprobe.model.precheck import CallCheck, Checked, Precheck
-from tensorprobe.model.stack import Frame
 
 
 def checked(**changes: Any) -> Checked:

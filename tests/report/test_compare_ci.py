@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import Buckets, Comparison
-from tensorprobe.model.stack import Frame
 from tensorprobe.report.github import render_github
 from tensorprobe.report.junit import render_junit
 from tensorprobe.report.markdown import code, render_markdown

@@ -21,10 +21,9 @@ import xxhash
 from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.errors import NoData, NotFound, RunDamaged, nearest
 from tensorprobe.model import Call
-from tensorprobe.model.call import forward_name
+from tensorprobe.model.call import Frame, forward_name
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.model.precheck import CallCheck, Passed
-from tensorprobe.model.stack import Frame
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, ranges
 from tensorprobe.replay.isolation import RunPlace

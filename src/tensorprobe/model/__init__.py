@@ -1,10 +1,9 @@
 """The nouns of the project as frozen structs. Nothing here imports torch, touches a disk or has an opinion."""
 
-from tensorprobe.model.call import ArgumentTree, Call, Direction, Side, Slot, Summary
+from tensorprobe.model.call import ArgumentTree, Call, Direction, Frame, Side, Slot, Stack, Summary
 from tensorprobe.model.dtypes import DTYPES, DType
 from tensorprobe.model.level import CaptureLevel, Level
 from tensorprobe.model.manifest import Coverage, Manifest, RankPart
-from tensorprobe.model.stack import Frame, Stack
 
 __all__ = [
     "DTYPES",

@@ -1,4 +1,4 @@
-"""A call and its slots: what one line of `calls.jsonl` says.
+"""A call with its slots and its stack: one line of `calls.jsonl`, and one of `stacks.jsonl`.
 
 The field names are the keys on disk (docs/format.md); a field that has its default value is left out there.
 """
@@ -23,7 +23,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Statistics of one tensor. `min` and `max` pass over NaN; `mean` and `norm` are of the finite elements.
+    """Statistics of one tensor. `min` and `max` ignore NaN; `mean` and `norm` are those of the finite elements.
 
     A complex tensor is summarised as its real and imaginary parts together. An empty tensor has NaN for the first four.
     """
@@ -36,7 +36,7 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inf: int = 0
 
     def __post_init__(self) -> None:
-        """JSON has no infinities: they come as strings and are made numbers here."""
+        """Convert infinities, which JSON has only as strings, to numbers."""
         if type(self.max) is type(self.min) is type(self.mean) is type(self.norm) is float:
             return
         for field in ("max", "min", "mean", "norm"):
@@ -46,7 +46,7 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The place of one tensor in a call, with what is known of the tensor."""
+    """The place of one tensor in a call, and what is known of the tensor."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def count(self) -> int:
-        """How many elements the tensor has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -99,13 +99,13 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def direction(self) -> Direction:
-        """forward or backward; a module's name has it before the number, every other name has it last."""
+        """forward or backward. A module's name has it before the number, every other name at the end."""
         parts = self.name.rsplit(".", 2)
         return parts[-1] if parts[-1] in _DIRECTIONS else parts[-2]  # type: ignore[return-value]
 
     @property
     def number(self) -> int:
-        """The how-manieth call of this op in its step and rank, from 0."""
+        """The zero-based index of the call among those of its op, in its step and rank."""
         parts = self.name.rsplit(".", 2)
         return int(parts[-2] if parts[-1] in _DIRECTIONS else parts[-1])
 
@@ -115,8 +115,27 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self.name.rsplit(".", 2)[0]
 
 
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}: {self.code}"
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """A distinct stack of a step and rank: user frames only, innermost first. Calls refer to it by `id`."""
+
+    id: int
+    frames: tuple[Frame, ...]
+
+
 def forward_name(name: str) -> str:
-    """The name of the forward call that a backward call belongs to; empty when `name` is not that of a backward call."""
+    """Return the name of the forward call that belongs to a backward call; empty if `name` is not that of a backward call."""
     head, middle, last = (["", "", *name.rsplit(".", 2)])[-3:]
     if last == "backward":
         return f"{head}.{middle}.forward"

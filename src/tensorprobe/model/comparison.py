@@ -10,9 +10,8 @@ from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from tensorprobe.model.call import Direction, Side
+from tensorprobe.model.call import Direction, Frame, Side
 from tensorprobe.model.level import Level
-from tensorprobe.model.stack import Frame
 
 Verdict = Literal["agrees", "diverges", "unmeasured"]
 """Of a pair of slots."""

@@ -1,4 +1,4 @@
-"""What an online compare has found: every ATen call done a second time elsewhere, while the program ran."""
+"""The result of an online compare: every ATen call repeated on a reference while the program ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OnlineRow(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rank: int
     order: int
-    """The how-manieth compared call of the process."""
+    """The zero-based index among the compared calls of the process."""
     api: str = ""
     module: str = ""
     stack: list[str] = []
@@ -26,7 +26,7 @@ class OnlineRow(msgspec.Struct, frozen=True, kw_only=True):
     allowed: float = 0.0
     message: str = ""
     reference: str = ""
-    """Of what dtype the reference was."""
+    """The dtype of the reference."""
     relative_l2: float = 0.0
     one_minus_cosine: float = 0.0
     max_abs: float = 0.0

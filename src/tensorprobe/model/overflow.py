@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tensorprobe.model.call import Direction
-from tensorprobe.model.stack import Frame
+from tensorprobe.model.call import Direction, Frame
 
 Kind = Literal["nan", "inf", "saturated", "flagged"]
 """NaN; infinity; stuck at the greatest number of the dtype; the device says so and the values do not."""

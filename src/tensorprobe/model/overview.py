@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.model.call import ArgumentTree, Direction, Summary
+from tensorprobe.model.call import ArgumentTree, Direction, Frame, Summary
 from tensorprobe.model.level import Level
 from tensorprobe.model.manifest import Coverage
-from tensorprobe.model.stack import Frame
 
 Number = float | int | bool | str
 """A sample value; complex numbers come as text."""

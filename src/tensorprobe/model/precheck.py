@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tensorprobe.model.call import Direction
-from tensorprobe.model.stack import Frame
+from tensorprobe.model.call import Direction, Frame
 
 Passed = Literal["pass", "fail", "skip"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import Comparison, Finding
-from tensorprobe.model.stack import Frame
 from tensorprobe.report import wording
 from tensorprobe.text import annotation, counted, plain
 

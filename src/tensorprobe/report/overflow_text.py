@@ -6,8 +6,8 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 
+from tensorprobe.model.call import Frame
 from tensorprobe.model.overflow import Arrival, Birth, Born, Extent, NearLimit, OverflowReport
-from tensorprobe.model.stack import Frame
 from tensorprobe.text import counted, plain
 
 _WORDS = {"nan": "NaN", "inf": "infinity", "saturated": "saturation", "flagged": "overflow"}

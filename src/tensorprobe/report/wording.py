@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import (
     COUNT,
     ERROR,
@@ -22,7 +23,6 @@ from tensorprobe.model.comparison import (
     Row,
     RunSide,
 )
-from tensorprobe.model.stack import Frame
 from tensorprobe.text import counted, plain
 
 Show = Callable[[object], str]

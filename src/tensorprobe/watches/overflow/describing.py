@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from tensorprobe import torch_names
+from tensorprobe.model.call import Frame
 from tensorprobe.model.overflow import Arrival, Birth, Kind
-from tensorprobe.model.stack import Frame
 from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.looker import OverflowLooker
 from tensorprobe.watches.overflow.rules import Seen

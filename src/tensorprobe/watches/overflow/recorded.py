@@ -17,10 +17,9 @@ import msgspec
 
 from tensorprobe.errors import NoData, RunDamaged, RunNotFound
 from tensorprobe.model import Slot, Summary
-from tensorprobe.model.call import forward_name
+from tensorprobe.model.call import Frame, forward_name
 from tensorprobe.model.dtypes import DTYPES
 from tensorprobe.model.overflow import Arrival, Birth, Kind, NearLimit, OverflowReport
-from tensorprobe.model.stack import Frame
 from tensorprobe.numerics.peak import LIMITS, greatest_finite
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops import is_collective
