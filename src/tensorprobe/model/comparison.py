@@ -55,11 +55,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     index: Annotated[int, Column("line of the call in the baseline's calls.jsonl, from 0")]
     call: Annotated[str, Column("name of the call in the baseline")]
     candidate_call: Annotated[str, Column("name of its partner in the candidate")]
-    repeat: Annotated[int, Column("how often the call had been recorded before in the step")]
+    repeat: Annotated[int, Column("how many times the call was recorded before in this step")]
     level: Annotated[Level, Column("module, api or aten")]
     direction: Annotated[Direction, Column("forward or backward")]
     module: Annotated[str, Column("module in which the call was made")]
-    slot: Annotated[str, Column("place of the tensor in the call")]
+    slot: Annotated[str, Column("position of the tensor in the call")]
     side: Annotated[Side, Column("input, output or parameters")]
     baseline_dtype: Annotated[str, Column("element type in the baseline")]
     candidate_dtype: Annotated[str, Column(
@@ -70,11 +70,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bit_identical: Annotated[bool, Column(
         "whether both hold the same bits; where there is no digest, whether all statistics are equal",
         equal=True, judged=True)]
-    count: Annotated[int, Column("elements that are finite on both sides")]
+    count: Annotated[int, Column("number of elements that are finite on both sides")]
     different: Annotated[int, Column(
-        "elements whose values differ", equal=0, judged=True, words="elements that differ", form=COUNT)]
+        "number of elements whose values differ", equal=0, judged=True, words="elements that differ", form=COUNT)]
     max_abs: Annotated[float, Column("greatest absolute error", equal=0.0, judged=True, words="max |Δ|", form=ERROR)]
-    max_abs_index: Annotated[int, Column("where it is: flat index in row-major order")]
+    max_abs_index: Annotated[int, Column("flat index of max_abs, in row-major order")]
     max_rel: Annotated[float, Column(
         "greatest error relative to the baseline's element, where that is not zero",
         equal=0.0, judged=True, words="greatest relative error", form=ERROR)]
@@ -82,7 +82,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     relative_l2: Annotated[float, Column(
         "norm of the difference over norm of the baseline", equal=0.0, judged=True, words="relative L2", form=ERROR)]
     one_minus_cosine: Annotated[float, Column(
-        "1 - cosine, from the difference: right down to 1e-17", equal=0.0, judged=True, words="1 - cosine", form=ERROR)]
+        "1 - cosine, computed from the difference: accurate down to 1e-17", equal=0.0, judged=True, words="1 - cosine", form=ERROR)]
     norm_ratio: Annotated[float, Column(
         "norm of the candidate over norm of the baseline",
         equal=1.0, judged=True, words="norm ratio off 1 by", form=ERROR)]
@@ -90,7 +90,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bias_z: Annotated[float, Column(
         "bias over its standard error", equal=0.0, words="bias in standard errors", form=COUNT)]
     slope: Annotated[float, Column(
-        "factor by which the baseline is best scaled to give the candidate",
+        "factor that scales the baseline to fit the candidate best",
         equal=1.0, judged=True, words="slope off 1 by", form=ERROR)]
     slope_z: Annotated[float, Column(
         "slope - 1 over its standard error", equal=0.0, words="slope - 1 in standard errors", form=COUNT)]
@@ -103,21 +103,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     within_1e2: Annotated[float, Column(
         "the same for 1e-2", equal=1.0, words="elements further off than 1e-2:", form=RATIO)]
     ulp_max: Annotated[float, Column(
-        "greatest distance in units of the last place, of the coarser dtype",
+        "greatest distance in units in the last place (ULP) of the coarser dtype",
         equal=0.0, judged=True, words="greatest distance in ULP", form=COUNT)]
     ulp_mean: Annotated[float, Column(
-        "mean distance in units of the last place", equal=0.0, judged=True, words="mean distance in ULP", form=COUNT)]
+        "mean distance in ULP", equal=0.0, judged=True, words="mean distance in ULP", form=COUNT)]
     ulp_over_1: Annotated[float, Column(
-        "share of elements more than 1 unit apart",
+        "share of elements more than 1 ULP apart",
         equal=0.0, judged=True, words="share of elements more than 1 ULP apart", form=COUNT)]
     ulp_over_4: Annotated[float, Column(
-        "share of elements more than 4 units apart",
+        "share of elements more than 4 ULP apart",
         equal=0.0, judged=True, words="share of elements more than 4 ULP apart", form=COUNT)]
     nonfinite_different: Annotated[int, Column(
         "places where one side is NaN or infinite and the other is not the same", equal=0, judged=True)]
-    nonfinite_index: Annotated[int, Column("the first of them: flat index in row-major order")]
-    baseline_max: Annotated[float, Column("maximum, NaN passed over")]
-    baseline_min: Annotated[float, Column("minimum, NaN passed over")]
+    nonfinite_index: Annotated[int, Column("flat index of the first of them, in row-major order")]
+    baseline_max: Annotated[float, Column("maximum, ignoring NaN")]
+    baseline_min: Annotated[float, Column("minimum, ignoring NaN")]
     baseline_mean: Annotated[float, Column("mean of the finite elements")]
     baseline_norm: Annotated[float, Column("norm of the finite elements")]
     baseline_nan: Annotated[int, Column("number of NaN")]
@@ -134,7 +134,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     allowed: Annotated[float, Column("what the policy allowed")]
     status: Annotated[Status, Column(
         "of the whole call: agrees, introduced, inherited, amplified, structural, unmeasured")]
-    note: Annotated[str, Column("why nothing was measured, or under which condition it was")] = ""
+    note: Annotated[str, Column("why nothing was measured, or under which condition")] = ""
     # fmt: on
 
 
