@@ -7,12 +7,16 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard src/tensorprobe/*.c src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
 # Most of the time goes into processes that tests start: two workers keep two cores busy.
 WORKERS ?= 2
+# Another torch to run the tests with; one environment for each.
+TORCH ?= 2.6.0
+TORCH_ENV ?= .venv-torch-$(TORCH)
+TORCHES := $(patsubst constraints/torch-%.txt,%,$(wildcard constraints/torch-*.txt))
 DEMO := demo-output
 OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
+.PHONY: test-torch help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +62,19 @@ ifdef ARGS
 else # the simulated device, once enabled, stays for the life of a process: its tests have processes of their own
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/sim
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --ignore tests/sim
+endif
+
+test-torch: ## the tests with another torch, in an environment of its own: make test-torch TORCH=2.6.0 (ARGS="tests/taps")
+	@test -f constraints/torch-$(TORCH).txt || { echo "make: no constraints/torch-$(TORCH).txt. There are: $(TORCHES)" >&2; exit 2; }
+	@test -f $(TORCH_ENV)/.ready -a $(TORCH_ENV)/.ready -nt constraints/torch-$(TORCH).txt || { \
+		echo "Setting up $(TORCH_ENV): several GB" && $(PYTHON) -m venv $(TORCH_ENV) && \
+		$(TORCH_ENV)/bin/pip install -qq -c constraints/torch-$(TORCH).txt -e '.[test]' && \
+		$(TORCH_ENV)/bin/pip install -qq --no-deps -e compat/ptdbg_ascend -e compat/api_accuracy_checker -e compat/msprobe && \
+		touch $(TORCH_ENV)/.ready; }
+	$(TORCH_ENV)/bin/tensorprobe doctor
+	$(TORCH_ENV)/bin/pytest -n $(WORKERS) --dist loadgroup -rs $(or $(ARGS),--ignore tests/sim)
+ifndef ARGS
+	$(TORCH_ENV)/bin/pytest -n $(WORKERS) --dist loadgroup -rs tests/sim
 endif
 
 test-peer: $(READY) ## the round trip with the published peer, in an environment of its own

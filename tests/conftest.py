@@ -26,6 +26,7 @@ import torch.utils.checkpoint as checkpoint
 import torch.utils.data.dataloader as dataloader
 from torch import nn
 
+from tensorprobe import torch_names
 from tensorprobe.record import recorder, writer
 from tensorprobe.taps import active_probe
 
@@ -117,5 +118,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=lambda item: "sim" not in item.path.parts)
     for item in items:
+        if "sim" in item.path.parts:
+            item.add_marker(pytest.mark.needs_torch("2.10", "the simulated device"))
+        for needs in item.iter_markers("needs_torch"):
+            version, reason = needs.args
+            if torch_names.torch_version() < tuple(map(int, version.split("."))):
+                item.add_marker(pytest.mark.skip(reason=f"needs torch {version}: {reason}"))
         if "sim" in item.path.parts or starts_process(item):
             item.add_marker("process")

@@ -19,7 +19,7 @@
     └── CommandFailed            a command started for the user could not be captured
 
 A message states a fact, where, the evidence and the next step. A difference between runs is a result, never an error.
-`CaptureIncomplete` is a warning: training went on, and what is missing is counted.
+Two warnings: `CaptureIncomplete` (training went on, and what is missing is counted) and `UntriedTorch` (a newer torch).
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ class CommandFailed(TensorprobeError):
 
 class CaptureIncomplete(UserWarning):
     """Something could not be recorded; training went on."""
+
+
+class UntriedTorch(UserWarning):
+    """The installed torch is newer than those that this version of tensorprobe was tried with."""
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:

@@ -22,7 +22,7 @@ import torch.utils.backend_registration
 import torch.utils.checkpoint
 import torch.utils.data
 
-from tensorprobe.errors import UnsupportedTorch
+from tensorprobe.errors import UnsupportedTorch, UntriedTorch
 
 OLDEST, NEWEST = (2, 1), (2, 15)
 """The versions that were tried. A newer one is used with a warning, an older one is refused."""
@@ -85,6 +85,23 @@ def limits() -> list[str]:
     ]
 
 
+def check_version(version: tuple[int, int]) -> None:
+    """Refuse a torch that is too old; warn of one that is newer than those that were tried."""
+    if version < OLDEST:
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} is too old: tensorprobe works with torch {version_text(OLDEST)} and newer."
+        )
+    if version > NEWEST:
+        warnings.warn(
+            f"torch {torch.__version__} is newer than {version_text(NEWEST)}, the newest that tensorprobe was tried with. "
+            "It goes on; `tensorprobe doctor` shows what works.",
+            UntriedTorch,
+            stacklevel=2,
+        )
+
+
+check_version(torch_version())
+
 # Autograd: which nodes a call made, which backward runs, and its end.
 sequence_number: Callable[[], int] = need("autograd._get_sequence_nr")
 graph_task: Callable[[], int] = need("_C._current_graph_task_id")
@@ -122,6 +139,16 @@ CheckpointFrame: Any = need("utils.checkpoint._CheckpointFrame")
 LoaderIterator: Any = need("utils.data.dataloader._BaseDataLoaderIter")
 
 
+NAMES.append(
+    Name(
+        "torch.distributed.device_mesh",
+        "2.2",
+        lost="the manifest of a rank holds no coordinates in a device mesh",
+        found=torch_version() >= (2, 2),
+    )
+)
+
+
 def current_mesh() -> Any:
     """Return the device mesh of an enclosing `with mesh:`; None where there is none, and before torch 2.2."""
     resources = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
@@ -132,8 +159,7 @@ def current_mesh() -> Any:
 address_of: Callable[[torch.Tensor], int] = need(
     "Tensor.const_data_ptr",
     since="2.13",
-    before="Tensor.data_ptr",
-    lost="reading a tensor made by torch._lazy_clone makes its copy at once",
+    before="Tensor.data_ptr, which makes the copy of a tensor of torch._lazy_clone",
     instead=torch.Tensor.data_ptr,
 )
 is_functional_tensor: Callable[[torch.Tensor], bool] = need("_is_functional_tensor")

@@ -112,3 +112,33 @@ def test_doctor_exits_2_when_this_torch_cannot_be_captured() -> None:
     done = run_doctor(code=f"import torch; del torch._C._current_graph_task_id; {PROGRAM}")
     assert (done.returncode, done.stderr) == (2, "")
     assert f"does not work: torch {torch.__version__} has no torch._C._current_graph_task_id" in done.stdout
+
+
+def test_doctor_proves_every_level_on_every_device() -> None:
+    facts = json.loads(run_doctor("--json").stdout)
+    assert facts["proof"] == {"cpu": dict.fromkeys(("module", "api", "aten", "mix"), "works")}
+    printed = run_doctor().stdout
+    assert "proof      cpu: module, api, aten, mix: recorded, read back, compared; every value checked" in printed
+
+
+UNREADABLE = """
+from tensorprobe import torch_names
+from tensorprobe.taps import snapshot
+def unreadable(tensor):
+    raise AttributeError("no address")
+snapshot.fast, torch_names.address_of = None, unreadable
+"""
+
+
+def test_doctor_exits_2_when_values_are_not_recorded() -> None:
+    done = run_doctor(code=UNREADABLE + PROGRAM)
+    assert done.returncode == 2
+    assert "capture    does not work: " in done.stdout
+    assert "no address" in done.stdout
+
+
+def test_doctor_exits_2_when_compare_sees_no_difference() -> None:
+    blind = "from tensorprobe.cli import proof; same = proof.compare; proof.compare = lambda a, b: same(a, a);"
+    done = run_doctor(code=blind + PROGRAM)
+    assert done.returncode == 2
+    assert "proof      cpu: api: a training with a wrong weight is said to agree" in done.stdout

@@ -35,10 +35,11 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = JSON) -> None:
-    """Show what is installed and what works.
+    """Show what is installed and prove what works.
 
-    Versions, devices, native code, and every optional part with what its absence costs. Exit code 2: capture cannot work
-    here.
+    A small training is captured, recorded, read back and compared on every device, at every level; values are checked.
+    Also shown: versions, native code, and every optional part with what its absence costs. Exit code 2: something in the
+    proof failed.
     """
     facts = {
         "tensorprobe": VERSION,
@@ -50,7 +51,8 @@ def doctor(as_json: bool = JSON) -> None:
         "devices": _devices(),
         "extras": {name: _version(name) for name in _PARTS},
         "completion": _completion(),
-        "capture": _capture(),
+        "capture": "works",
+        **_proof(),
     }
     typer.echo(encode(facts, indent=1) if as_json else _render(facts))
     if facts["capture"] != "works":
@@ -66,6 +68,8 @@ def _render(facts: dict[str, Any]) -> str:
     lines = [
         f"tensorprobe {facts['tensorprobe']} on Python {facts['python']}",
         f"capture    {message(facts['capture'])}",
+        *_render_proof(facts["proof"]),
+        *(f"limit      {message(limit)}" for limit in facts["limits"]),
         f"devices    {', '.join(facts['devices'])}",
         f"packages   {packages}",
         f"kernel     {message(facts['kernel'])}" + _cost(facts["kernel"], "measuring tensors is several times slower"),
@@ -138,10 +142,24 @@ def _devices() -> list[str]:
     return found
 
 
-def _capture() -> str:
-    """Return `works` when torch has every private name that capture needs, or what is missing."""
+def _proof() -> dict[str, Any]:
+    """Return for each device and level whether capture, record and compare work there, and what this torch cannot do."""
     try:
-        import tensorprobe.taps.probe  # noqa: F401
+        from tensorprobe import torch_names
+        from tensorprobe.cli.proof import prove
     except ImportError as error:
-        return f"does not work: {error}"
-    return "works"
+        return {"capture": f"does not work: {error}", "proof": {}, "limits": []}
+    proof = {device: prove(device) for device in ("cpu", *torch_names.accelerators())}
+    problems = [problem for levels in proof.values() for problem in levels.values() if problem != "works"]
+    capture = f"does not work: {problems[0]}" if problems else "works"
+    return {"capture": capture, "proof": proof, "limits": torch_names.limits()}
+
+
+def _render_proof(proof: dict[str, dict[str, str]]) -> list[str]:
+    lines = []
+    for device, levels in proof.items():
+        working = ", ".join(level for level, state in levels.items() if state == "works")
+        if working:
+            lines.append(f"proof      {device}: {working}: recorded, read back, compared; every value checked")
+        lines += [f"proof      {device}: {level}: {message(s)}" for level, s in levels.items() if s != "works"]
+    return lines

@@ -61,7 +61,7 @@ def find_problem(level: str, mode: str, device: str) -> str:
 
         def run() -> None:
             try:
-                _record(folder, level, mode, device)
+                record_known_calls(folder, level, mode, device)
                 found.append(_check(open_run(folder), mode))
             except BaseException as error:
                 found.append(f"{type(error).__name__}: {error}")
@@ -85,8 +85,11 @@ class _UncheckedProbe(Probe):
     is_self_test = True
 
 
-def _record(folder: str, level: str, mode: str, device: str) -> None:
+def record_known_calls(folder: str, level: str, mode: str, device: str, *, wrong: bool = False) -> None:
+    """Record a forward and a backward whose tensors are known; with `wrong`, one weight is another."""
     model = _Product(device)
+    if wrong:
+        model.weight.data[0, 0] = 1.5
     value = torch.tensor(_INPUT, dtype=torch.float32, device=device, requires_grad=True)
     given = torch.tensor(_GIVEN, dtype=torch.float32, device=device)
     settings: dict[str, Any] = {"level": level, "mode": mode, "stacks": False, "ring_bytes": _RING_BYTES}

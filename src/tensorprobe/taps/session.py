@@ -130,7 +130,7 @@ class Session:
             bytes_seen=self.snapshots.bytes_seen,
             blind_spots=dict(self.blind_spots),
             unmatched=self.selection.unmatched(),
-            notes=[f"{note} ({count} times)" for note, count in self.notes.items()],
+            notes=[*(f"{note} ({count} times)" for note, count in self.notes.items()), *torch_names.limits()],
             first_error=self.first_error,
         )
 
