@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorprobe.judge import POLICIES, Policy, RankJudge, conclude_rank, first_across_ranks
-from tensorprobe.judge.divergence import StepAnswer, conclude_step
+from tensorprobe.judge import POLICIES, Policy, RankJudge
+from tensorprobe.judge.divergence import StepAnswer, conclude_step, first_divergence, settle_ranks
 from tensorprobe.judge.limits import judge_by_limits, judge_figures
 from tensorprobe.judge.noise_model import allow, errors_of
 from tensorprobe.judge.policy import Rule
 from tensorprobe.judge.severity import AMPLIFIED, EXPLAINED, NOISE, UNEXPLAINED, choose_calls, rate_rows
 from tensorprobe.judge.walk import FaultyModules
-from tensorprobe.model.comparison import STATUSES
+from tensorprobe.model.comparison import STATUSES, Divergence
 from tensorprobe.model.measured import DIVERGES, HARD, INPUTS, STATISTICS, VERDICTS, Measured, Opinions
 from tensorprobe.model.reason import Unmeasured
 from tests.builders.columns import call, only_in_baseline, row, step
@@ -363,6 +363,11 @@ def answer(measured: Measured) -> StepAnswer:
     return conclude_step(measured, judge(measured)[0])
 
 
+def first_across_ranks(answers: list[StepAnswer]) -> Divergence | None:
+    found = first_divergence(settle_ranks(answers))
+    return None if found is None else found.divergence
+
+
 def quiet(number: int) -> Any:
     return call(f"{GELU}.{number}.forward", row("input.0"), row("output.0"))
 
@@ -387,9 +392,9 @@ def test_a_collective_that_spreads_an_error_of_another_rank_is_not_blamed() -> N
     guilty = answer(step(quiet(0), wrong(1), reduce(WRONG), rank=1))
     victim = answer(step(reduce(WRONG), rank=0))
     assert victim.introduced is not None and victim.introduced.collective
-    spread = conclude_rank([victim], [victim, guilty])
-    assert spread is not None and spread.status == "inherited"
-    alone = conclude_rank([victim], [victim])
+    spread = first_divergence(settle_ranks([victim, guilty])[:1])
+    assert spread is not None and spread.divergence.status == "inherited"
+    alone = first_across_ranks([victim])
     assert alone is not None and alone.status == "introduced"
     first = first_across_ranks([victim, guilty])
     assert first is not None and (first.rank, first.call) == (1, f"{GELU}.1.forward")

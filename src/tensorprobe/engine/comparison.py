@@ -85,12 +85,12 @@ def compare(
         plan = plan_tasks(sides, settings)
         if out is None:
             kept: list[pa.RecordBatch] | None = [] if keep_rows else None
-            results = run_tasks(plan.tasks, settings, keep=kept, progress=progress)
+            results = run_tasks(plan.tasks, sides, settings, keep=kept, progress=progress)
             summary = conclude(sides, plan, results, output=None, started=started)
             return Result(summary, Rows(kept, summary.rows))
         with Output(out) as output:
             tasks = plan.tasks_with_rows_in(output.stage)
-            results = run_tasks(tasks, settings, keep=None, progress=progress)
+            results = run_tasks(tasks, sides, settings, keep=None, progress=progress)
             summary = conclude(sides, plan, results, output=output.said, started=started)
             parts = [Path(task.rows_file) for task in tasks if task.rows_file is not None]
             return write_result(summary, output, parts, table=table, workbook=workbook)

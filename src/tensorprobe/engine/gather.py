@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult
 from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
-from tensorprobe.judge.divergence import StepAnswer, conclude_rank, earliest_difference, first_across_ranks
+from tensorprobe.judge.divergence import Candidate, StepAnswer, earliest_difference, first_divergence, settle_ranks
 from tensorprobe.model import Frame
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import (
@@ -46,8 +47,8 @@ def gather(
     buckets = _sum_buckets(plan, results)
     if not buckets.paired:
         raise _nothing_paired(runs, plan, buckets)
-    answers = [answer for result in results for answer in result.answers]
-    divergence = first_across_ranks(answers)
+    answers = settle_ranks([answer for result in results for answer in result.answers])
+    divergence = _with_source(first_divergence(answers), runs)
     bases = _count(BASES, (answer.bases for answer in answers))
     return Comparison(
         schema_version=SCHEMA_VERSION,
@@ -55,12 +56,12 @@ def gather(
         policy=plan.policy,
         answer=(answer := _answer(divergence, answers)),
         exit_code=_EXIT_CODES[answer],
-        divergence=divergence and with_source(divergence, runs),
-        first_difference=earliest_difference(answers),
+        divergence=divergence,
+        first_difference=_with_source(earliest_difference(answers), runs),
         externals=[external for answer in answers for external in answer.externals],
         findings=_findings(results, runs),
         findings_total=sum(result.findings_total for result in results),
-        ranks=[_rank_answer(result, answers) for result in results],
+        ranks=_rank_answers(answers, runs),
         steps=plan.steps,
         buckets=buckets,
         statuses=_count(STATUSES, (answer.statuses for answer in answers)),
@@ -81,12 +82,20 @@ def _answer(divergence: Divergence | None, answers: Sequence[StepAnswer]) -> Ans
     return "agrees" if any(step.judged for step in answers) else "unmeasured"
 
 
-def with_source(divergence: Divergence, runs: tuple[Run, Run]) -> Divergence:
-    """The divergence with the line of the user's program; a call without a partner has none yet."""
-    if divergence.source is not None or divergence.finding is None:
-        return divergence
-    names = (divergence.call, divergence.candidate_call)
-    source = _source(runs, names, divergence.step, divergence.rank)
+def _with_source(found: Candidate | None, runs: tuple[Run, Run]) -> Divergence | None:
+    """The divergence with the line of the user's program: as the candidate has it, else the baseline."""
+    if found is None:
+        return None
+    divergence, source = found.divergence, None
+    for run, number in reversed(list(zip(runs, found.stacks, strict=True))):
+        with suppress(RunDamaged):  # the answer does without its line
+            stack = None if number is None else run.segment(divergence.step, divergence.rank).stack(number)
+            if stack is not None and stack.frames:
+                source = stack.frames[0]
+                break
+    if source is None and divergence.finding is not None:  # a call without a partner is known by its name
+        names = (divergence.call, divergence.candidate_call)
+        source = _source(runs, names, divergence.step, divergence.rank)
     return msgspec.structs.replace(divergence, source=source)
 
 
@@ -116,14 +125,20 @@ def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Find
     return findings
 
 
-def _rank_answer(result: RankResult, answers: Sequence[StepAnswer]) -> RankAnswer:
-    divergence = conclude_rank(result.answers, answers)
-    return RankAnswer(
-        rank=result.rank,
-        answer=_answer(divergence, result.answers),
-        divergence=divergence,
-        statuses=_count(STATUSES, (answer.statuses for answer in result.answers)),
-    )
+def _rank_answers(answers: Sequence[StepAnswer], runs: tuple[Run, Run]) -> list[RankAnswer]:
+    """The answer of each rank by itself, in the order of `answers`."""
+    by_rank: dict[int, list[StepAnswer]] = {}
+    for answer in answers:
+        by_rank.setdefault(answer.rank, []).append(answer)
+    return [
+        RankAnswer(
+            rank=rank,
+            answer=_answer(divergence := _with_source(first_divergence(own), runs), own),
+            divergence=divergence,
+            statuses=_count(STATUSES, (answer.statuses for answer in own)),
+        )
+        for rank, own in by_rank.items()
+    ]
 
 
 def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:

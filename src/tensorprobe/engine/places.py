@@ -12,10 +12,9 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
 
 from tensorprobe.engine.rank_task import RankTask
 from tensorprobe.engine.remote import RemoteFolder, is_in_memory, is_url, local_path
@@ -38,6 +37,8 @@ class Side:
     said: str
     address: str
     run: Run
+    opened: Run | None = None
+    """The run with its own numbers of steps and ranks, if its values are on this machine."""
 
     @property
     def data(self) -> str | None:
@@ -71,12 +72,14 @@ def _as_partner(candidate: Side, baseline: Side) -> Side:
 @contextmanager
 def _open_side(place: Place, settings: CompareSettings) -> Iterator[Side]:
     if isinstance(place, Run):
-        yield Side(str(place.path), str(place.path.absolute()), place)
+        own = place.true_rank is None and place.true_step is None
+        yield Side(str(place.path), str(place.path.absolute()), place, place if own else None)
         return
     path = local_path(place)
     if path is not None:
         said = os.fspath(place) if is_url(os.fspath(place)) else str(path)
-        yield Side(said, str(path.absolute()), open_run(path))
+        run = open_run(path)
+        yield Side(said, str(path.absolute()), run, run)
         return
     url = os.fspath(place)
     if settings.leaves_process and is_in_memory(url):
@@ -88,20 +91,39 @@ def _open_side(place: Place, settings: CompareSettings) -> Iterator[Side]:
         yield Side(url, url, open_run(folder))
 
 
+OpenRuns = dict[tuple[str, str | None], Run]
+"""Runs on this machine that are open, by address and folder of values."""
+
+
 @contextmanager
-def fetched(task: RankTask) -> Iterator[RankTask]:
-    """The task with both runs on this machine."""
+def runs_of(task: RankTask, opened: OpenRuns) -> Iterator[tuple[Run, Run]]:
+    """Both runs of a task. One on this machine is opened once and kept in `opened`; behind a URL, its rank is fetched."""
     with ExitStack() as stack:
         here = []
-        for place, rank, at in ((task.baseline, task.rank, 0), (task.candidate, task.candidate_rank, 1)):
-            if not is_url(place):
-                here.append(place)
+        for at, (place, data, rank) in enumerate(
+            (
+                (task.baseline, task.baseline_data, task.rank),
+                (task.candidate, task.candidate_data, task.candidate_rank),
+            )
+        ):
+            steps = [pair[at] for pair in task.steps]
+            if is_url(place):
+                folder = stack.enter_context(_temporary())
+                stack.enter_context(_spoken_of(folder, place))
+                _fetch_rank(RemoteFolder(place), folder, rank, steps)
+                here.append(open_run(folder))
                 continue
-            folder = stack.enter_context(_temporary())
-            stack.enter_context(_spoken_of(folder, place))
-            _fetch_rank(RemoteFolder(place), folder, rank, [pair[at] for pair in task.steps])
-            here.append(str(folder))
-        yield msgspec.structs.replace(task, baseline=here[0], candidate=here[1])
+            if (place, data) not in opened:
+                opened[place, data] = open_run(place, data)
+            here.append(_one_rank(opened[place, data], rank, steps))
+        yield here[0], here[1]
+
+
+def _one_rank(run: Run, rank: int, steps: Sequence[int]) -> Run:
+    """The run with one of its ranks alone; what is read of it (its index, its stacks) is freed with it."""
+    parts = {rank: run.parts[rank]} if rank in run.parts else {}
+    segments = {(step, rank): copy(run.segment(step, rank)) for step in steps}
+    return Run(run.path, run.manifest, parts, segments, data=run.data, one_rank=run.one_rank)
 
 
 def _fetch_index(source: RemoteFolder, folder: Path, settings: CompareSettings) -> None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tensorprobe.engine.columns import batches_of
-from tensorprobe.errors import RunDamaged
 from tensorprobe.judge import Policy, RankJudge
-from tensorprobe.judge.divergence import Candidate, StepAnswer, conclude_step
+from tensorprobe.judge.divergence import StepAnswer, conclude_step
 from tensorprobe.model.comparison import Buckets, Finding
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import parse_mapping
 from tensorprobe.pairing.measure import MAX_FINDINGS, Place, measure_segment
-from tensorprobe.record import Run, open_run
+from tensorprobe.record import Run
 from tensorprobe.report.table import TableWriter
 
 if TYPE_CHECKING:
@@ -66,10 +65,13 @@ class RankResult(msgspec.Struct, kw_only=True):
 
 
 def compare_rank(
-    task: RankTask, *, progress: Progress | None = None, write: Callable[[pa.RecordBatch], None] | None = None
+    task: RankTask,
+    runs: tuple[Run, Run],
+    *,
+    progress: Progress | None = None,
+    write: Callable[[pa.RecordBatch], None] | None = None,
 ) -> RankResult:
-    """Measure and judge every step of one rank; rows are written to the task's file, or given to `write`, or dropped."""
-    runs = (open_run(task.baseline, task.baseline_data), open_run(task.candidate, task.candidate_data))
+    """Measure and judge every step of one rank of two open runs. Rows go to the task's file, to `write`, or nowhere."""
     result = RankResult(rank=task.rank, answers=[], buckets=Buckets(), findings=[], findings_total=0)
     if task.rows_file is None:
         _compare_steps(task, runs, result, progress, write)
@@ -93,7 +95,7 @@ def _compare_steps(
         place = Place(step, task.rank, candidate_step, task.candidate_rank)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
         opinion = judge.judge(measured)
-        result.answers.append(_with_sources(conclude_step(measured, opinion), runs, place))
+        result.answers.append(conclude_step(measured, opinion))
         result.buckets.add(measured.buckets)
         unused = set(measured.unused_map)
         held = measured.unused_map if result.unused_map is None else result.unused_map
@@ -108,25 +110,3 @@ def _compare_steps(
         if write is not None:
             for batch in batches_of(measured, opinion):
                 write(batch)
-
-
-def _with_sources(answer: StepAnswer, runs: tuple[Run, Run], place: Place) -> StepAnswer:
-    """The answer with the lines of the user's program: as the candidate has them, else the baseline."""
-    segments = (
-        runs[0].segment(place.step, place.rank),
-        runs[1].segment(place.candidate_step, place.candidate_rank),
-    )
-
-    def with_source(found: Candidate | None) -> Candidate | None:
-        for segment, number in reversed(list(zip(segments, found.stacks, strict=True))) if found else ():
-            try:
-                stack = None if number is None else segment.stack(number)
-            except RunDamaged:
-                stack = None  # the answer does without its line
-            if found is not None and stack is not None and stack.frames:
-                divergence = msgspec.structs.replace(found.divergence, source=stack.frames[0])
-                return msgspec.structs.replace(found, divergence=divergence)
-        return found
-
-    kinds = ("introduced", "structural", "diverging", "difference")
-    return msgspec.structs.replace(answer, **{kind: with_source(getattr(answer, kind)) for kind in kinds})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -52,7 +53,7 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: slice) -> list[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(self._count))]
+            return self._pick(range(*index.indices(self._count)))
         wanted = index + self._count if index < 0 else index
         if not 0 <= wanted < self._count:
             raise IndexError(f"row {index} of {self._count:,}")
@@ -61,6 +62,21 @@ class Rows(Sequence[Row]):
                 return Row(**batch.slice(wanted, 1).to_pylist()[0])
             wanted -= batch.num_rows
         raise IndexError(f"row {index}: the table on disk has become shorter")
+
+    def _pick(self, wanted: range) -> list[Row]:
+        """Return the rows at these places, from one pass over the batches, which ends after the last of them."""
+        rising = wanted if wanted.step > 0 else wanted[::-1]
+        found: list[Row] = []
+        start = 0
+        for batch in self.batches() if rising else ():
+            last = start + batch.num_rows
+            here = rising[bisect_left(rising, start) : bisect_left(rising, last)]
+            if here:
+                found += [Row(**fields) for fields in batch.take([at - start for at in here]).to_pylist()]
+            if rising[-1] < last:
+                break
+            start = last
+        return found if wanted.step > 0 else found[::-1]
 
     def __repr__(self) -> str:
         return f"<{self._count:,} rows>"

@@ -84,7 +84,7 @@ def compare_shard(
             msgspec.structs.replace(task, rows_file=str(output.stage / rows_name(number, of, task.rank)))
             for task in plan.tasks[number - 1 :: of]
         ]
-        results = run_tasks(tasks, checked, keep=None, progress=progress)
+        results = run_tasks(tasks, sides, checked, keep=None, progress=progress)
         name = f"shard-{number}-of-{of}.json"
         held = Shard(
             format=FORMAT,

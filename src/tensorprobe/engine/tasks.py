@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensorprobe.engine.places import fetched
+from tensorprobe.engine.places import OpenRuns, Side, runs_of
 from tensorprobe.engine.rank_task import Progress, RankResult, RankTask, compare_rank
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare, TensorprobeError
@@ -29,6 +29,7 @@ _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 def run_tasks(
     tasks: Sequence[RankTask],
+    sides: tuple[Side, Side],
     settings: CompareSettings,
     *,
     keep: list[pa.RecordBatch] | None,
@@ -39,8 +40,9 @@ def run_tasks(
     tasks = [msgspec.structs.replace(task, threads=threads) for task in tasks]
     on_cluster = settings.engine == "ray"
     if not on_cluster and min(settings.jobs, len(tasks)) < 2:
+        opened = {(side.address, side.data): side.opened for side in sides if side.opened is not None}
         write = None if keep is None else keep.append
-        return [_run_task(task, progress=progress, write=write) for task in tasks]
+        return [_run_task(task, opened, progress=progress, write=write) for task in tasks]
     collected = _Collected(tasks, keep, write_files=on_cluster)
     if on_cluster:
         _run_on_cluster(tasks, settings, collected, keep is not None, progress)
@@ -96,12 +98,16 @@ def _run_on_cluster(
 
 
 def _run_task(
-    task: RankTask, *, progress: Progress | None = None, write: Callable[[pa.RecordBatch], None] | None = None
+    task: RankTask,
+    opened: OpenRuns,
+    *,
+    progress: Progress | None = None,
+    write: Callable[[pa.RecordBatch], None] | None = None,
 ) -> RankResult:
-    """Run the task in this process. What is behind a URL is fetched first."""
+    """Run the task in this process."""
     try:
-        with fetched(task) as here:
-            return compare_rank(here, progress=progress, write=write)
+        with runs_of(task, opened) as runs:
+            return compare_rank(task, runs, progress=progress, write=write)
     except OSError as error:
         refusal = as_refusal(error)
         if refusal is None:
@@ -161,11 +167,12 @@ def _pack(task: RankTask, *, rows: bool) -> bytes:
 @contextmanager
 def answer_tasks(start: bytes, progress: Progress) -> Iterator[Answer]:
     """Answer parcels, each of which holds one task; a target of `work.pool`."""
+    opened: OpenRuns = {}
 
     def answer(parcel: bytes) -> Reply:
         wanted = msgspec.msgpack.decode(parcel, type=_Parcel)
         rows = _PackedRows() if wanted.rows else None
-        result = _run_task(wanted.task, progress=progress, write=None if rows is None else rows.write)
+        result = _run_task(wanted.task, opened, progress=progress, write=None if rows is None else rows.write)
         return Reply(msgspec.msgpack.encode(_Outcome(result, b"" if rows is None else rows.close())))
 
     yield answer

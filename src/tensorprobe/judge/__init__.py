@@ -3,8 +3,7 @@
 Sees columns and names, never a tensor and never a disk: a new policy needs no new measurement.
 """
 
-from tensorprobe.judge.divergence import conclude_rank, first_across_ranks
 from tensorprobe.judge.policy import POLICIES, Policy, load_policy
 from tensorprobe.judge.walk import RankJudge
 
-__all__ = ["POLICIES", "Policy", "RankJudge", "conclude_rank", "first_across_ranks", "load_policy"]
+__all__ = ["POLICIES", "Policy", "RankJudge", "load_policy"]

@@ -26,6 +26,9 @@ _INTRODUCED, _STRUCTURAL = STATUSES.index("introduced"), STATUSES.index("structu
 _UNPAIRED = ("only_baseline", "only_candidate")
 
 
+Place = tuple[int, int, bool, int, int]
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A divergence with its place in the order that all ranks share."""
 
@@ -37,7 +40,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """Of baseline and candidate; for a backward call those of its forward call."""
 
     @property
-    def place(self) -> tuple[int, int, bool, int, int]:
+    def place(self) -> Place:
         """Sorts candidates of all ranks: what may have caused the other comes first."""
         at = self.divergence
         return at.step, self.epoch, self.collective, at.index, at.rank
@@ -170,7 +173,7 @@ def _bit_differences(measured: Measured, opinion: Opinions) -> Any:
     return differs & (opinion.inputs == INPUTS.index("identical"))
 
 
-def choose(answers: Sequence[StepAnswer]) -> Candidate | None:
+def first_divergence(answers: Sequence[StepAnswer]) -> Candidate | None:
     """The divergence of the steps of one rank, or of all ranks together.
 
     An introduced error comes first, unless in an earlier step something diverges already; then a difference of structure;
@@ -189,41 +192,33 @@ def choose(answers: Sequence[StepAnswer]) -> Candidate | None:
     return diverging
 
 
-def conclude_rank(own: Sequence[StepAnswer], answers: Sequence[StepAnswer]) -> Divergence | None:
-    """The first divergence of one rank, among those of all; what a collective has brought from elsewhere is inherited."""
-    chosen = choose([_without_spread(answer, answers) for answer in own])
-    return chosen.divergence if chosen else None
-
-
-def first_across_ranks(answers: Sequence[StepAnswer]) -> Divergence | None:
-    """The first divergence of all ranks."""
-    return conclude_rank(answers, answers)
-
-
-def earliest_difference(answers: Sequence[StepAnswer]) -> Divergence | None:
+def earliest_difference(answers: Sequence[StepAnswer]) -> Candidate | None:
     """The first call, over all ranks, whose outputs differ in any bit while its inputs are identical."""
     held = [answer.difference for answer in answers if answer.difference is not None]
-    return min(held, key=lambda one: one.place).divergence if held else None
+    return min(held, key=lambda one: one.place, default=None)
 
 
-def _without_spread(answer: StepAnswer, answers: Sequence[StepAnswer]) -> StepAnswer:
-    """The answer with a collective no longer blamed if another rank had gone wrong before it."""
+def settle_ranks(answers: Sequence[StepAnswer]) -> list[StepAnswer]:
+    """The answers of all ranks, in which a collective is no longer blamed if another rank went wrong before it."""
+    causes = sorted(
+        (one.place, answer.rank)
+        for answer in answers
+        for one in (answer.introduced, answer.diverging)
+        if one is not None and not one.collective
+    )
+    return [_without_spread(answer, causes) for answer in answers]
+
+
+def _without_spread(answer: StepAnswer, causes: Sequence[tuple[Place, int]]) -> StepAnswer:
     blamed = answer.introduced
     if blamed is None or not blamed.collective:
         return answer
-    for other in answers:
-        for earlier in (other.introduced, other.diverging):
-            if (
-                other.rank != answer.rank
-                and earlier is not None
-                and earlier.place < blamed.place
-                and not earlier.collective
-            ):
-                inherited = msgspec.structs.replace(blamed.divergence, status="inherited")
-                spread = msgspec.structs.replace(blamed, divergence=inherited)
-                earliest = min((spread, answer.diverging or spread), key=lambda one: one.place)
-                return msgspec.structs.replace(answer, introduced=None, diverging=earliest)
-    return answer
+    if not any(rank != answer.rank and place < blamed.place for place, rank in causes):
+        return answer
+    inherited = msgspec.structs.replace(blamed.divergence, status="inherited")
+    spread = msgspec.structs.replace(blamed, divergence=inherited)
+    earliest = min((spread, answer.diverging or spread), key=lambda one: one.place)
+    return msgspec.structs.replace(answer, introduced=None, diverging=earliest)
 
 
 def worst_row(measured: Measured, opinion: Opinions, call: int) -> int | None:

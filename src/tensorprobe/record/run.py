@@ -154,7 +154,8 @@ class Run:
 
     def segment(self, step: int, rank: int) -> Segment:
         """The calls of one rank in one step, as the layout's reader gives them."""
-        return self._segments[self.segments(step, rank)[0]]
+        found = self._segments.get((step, rank))
+        return self._segments[self.segments(step, rank)[0]] if found is None else found
 
     def calls(
         self, step: int | None = None, rank: int | None = None, *, on_damage: OnDamage = "raise"
