@@ -124,7 +124,8 @@ def test_a_worker_whose_parent_has_gone_stops() -> None:
 
 def test_no_more_processes_than_ranks_and_all_of_them_end(processes: Any, tmp_path: Path) -> None:
     compare(*write_pair(tmp_path), jobs=8)
-    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(processes) == 3
+    assert_all_ended(processes)  # one that was still starting when the others had done all is killed
 
 
 def test_a_script_needs_no_guard_around_its_main_part(tmp_path: Path) -> None:
