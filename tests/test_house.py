@@ -96,10 +96,7 @@ RECENT = {
 }
 """Public names of torch, as `torch.…`, that the oldest supported version does not have. The simulated device needs a recent torch."""
 
-DEBT_ARROWS = {
-    ("record", "legacy"),
-    ("taps", "legacy"),
-}
+DEBT_ARROWS: set[tuple[str, str]] = set()
 """Arrows that are still to be turned: room → room."""
 DEBT_HOOKS = {"src/tensorprobe/legacy/msprobe/saved_variables.py", "src/tensorprobe/inject/capture.py"}
 """Files outside taps and sim that still install something."""

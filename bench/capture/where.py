@@ -19,15 +19,15 @@ import torch
 
 import tensorprobe
 from bench.workloads import build_named
+from tensorprobe.record.snapshot import Snapshots
 from tensorprobe.record.writer import RunWriter
-from tensorprobe.taps.function_tap import FunctionTap
+from tensorprobe.taps.function_tap import Describing
 from tensorprobe.taps.session import Session
-from tensorprobe.taps.snapshot import Snapshots
 
 PARTS: list[tuple[Any, str, str]] = [
-    (FunctionTap, "_before", "before the op, in all"),
-    (FunctionTap, "_after", "after the op, in all"),
-    (Session, "header", "number, name, stack"),
+    (Describing, "_before", "before the op, in all"),
+    (Describing, "_after", "after the op, in all"),
+    (Session, "begin_call", "number, name, stack"),
     (Snapshots, "take", "copy tensors into the ring"),
     (RunWriter, "_populate", "  of that: first use of ring memory"),
     (RunWriter, "_wait_for", "  of that: wait for the recorder"),

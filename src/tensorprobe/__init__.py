@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensorprobe.lazy import lazy
-from tensorprobe.registry import register_reader
+from tensorprobe.registry import register_reader, register_writer
 from tensorprobe.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ register_reader(
     sign=r"(dump|construct|stack)\.json",
     takes="its folder with step0, step1, …, the folder of one step or rank, or a dump.json",
 )
+register_writer("acl", "tensorprobe.legacy.layouts.dump_files:open_files")
+register_writer("ptdbg", "tensorprobe.legacy.layouts.dump_files:open_files")
+register_writer("msprobe", "tensorprobe.legacy.layouts.msprobe_writer:open_files")
 
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -39,7 +39,7 @@ enum { IS_CONTIGUOUS, IS_NEG, IS_CONJ, CONST_DATA_PTR, NUMEL, STORAGE_OFFSET, ST
 static const char *const method_names[METHODS] = {"is_contiguous", "is_neg", "is_conj", "const_data_ptr", "numel", "storage_offset", "stride"};
 
 typedef struct {
-    PyObject *tensor_type, *parameter_type, *dtypes, *pieces_owner, *cpu;
+    PyObject *tensor_type, *parameter_type, *dtypes, *slot_type, *pieces_owner, *cpu;
     PyObject *methods[METHODS];
     char *ring;
     int64_t ring_size, largest;
@@ -62,6 +62,7 @@ static void drop_context(Context *c) {
     Py_XDECREF(c->tensor_type);
     Py_XDECREF(c->parameter_type);
     Py_XDECREF(c->dtypes);
+    Py_XDECREF(c->slot_type);
     Py_XDECREF(c->pieces_owner);
     Py_XDECREF(c->cpu);
     for (int i = 0; i < METHODS; i++) Py_XDECREF(c->methods[i]);
@@ -98,10 +99,12 @@ static int check_owner(PyObject *owner) {
     return -1;
 }
 
-static int fill_context(Context *c, PyObject *tensor, PyObject *parameter, PyObject *dtypes, PyObject *owner) {
+static int fill_context(Context *c, PyObject *tensor, PyObject *parameter, PyObject *dtypes, PyObject *slot, PyObject *owner) {
     Py_INCREF(tensor);
     Py_INCREF(parameter);
+    Py_INCREF(slot);
     Py_INCREF(owner);
+    c->slot_type = slot;
     c->tensor_type = tensor;
     c->parameter_type = parameter;
     c->pieces_owner = owner;
@@ -118,13 +121,13 @@ static int fill_context(Context *c, PyObject *tensor, PyObject *parameter, PyObj
     return 0;
 }
 
-/* context(tensor_type, parameter_type, dtypes, pieces_owner, ring_address, ring_size, state_address, largest) */
+/* context(tensor_type, parameter_type, dtypes, slot_type, pieces_owner, ring_address, ring_size, state_address, largest) */
 static PyObject *context(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *tensor, *parameter, *dtypes, *owner;
+    PyObject *tensor, *parameter, *dtypes, *slot, *owner;
     long long ring, size, state, largest;
-    if (!PyArg_ParseTuple(args, "O!O!O!OLLLL:context", &PyType_Type, &tensor, &PyType_Type, &parameter, &PyDict_Type,
-                          &dtypes, &owner, &ring, &size, &state, &largest)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OLLLL:context", &PyType_Type, &tensor, &PyType_Type, &parameter, &PyDict_Type,
+                          &dtypes, &PyType_Type, &slot, &owner, &ring, &size, &state, &largest)) {
         if (PyErr_ExceptionMatches(PyExc_OverflowError))
             PyErr_SetString(PyExc_ValueError, "an address and a size have at most 63 bits");
         return NULL;
@@ -140,7 +143,7 @@ static PyObject *context(PyObject *module, PyObject *args) {
     c->ring_size = size;
     c->largest = largest;
     c->state = (int64_t *)(uintptr_t)state;
-    PyObject *capsule = fill_context(c, tensor, parameter, dtypes, owner) ? NULL : PyCapsule_New(c, CAPSULE, free_context);
+    PyObject *capsule = fill_context(c, tensor, parameter, dtypes, slot, owner) ? NULL : PyCapsule_New(c, CAPSULE, free_context);
     if (capsule == NULL) drop_context(c);
     return capsule;
 }
@@ -193,24 +196,15 @@ static int64_t find_place(const Context *c, int64_t nbytes, int64_t *end) {
     return *end > c->state[FREE_TO] || place + room > c->state[POPULATED] ? -1 : position;
 }
 
+/* slot_type(name, dtype, shape, device, stride, grad, token): model.SlotEvent. */
 static PyObject *make_slot(const Context *c, PyObject *name, PyObject *dtype, PyObject *tensor, int64_t token) {
     PyObject *shape = PyObject_GetAttr(tensor, s_shape);
     PyObject *grad = shape == NULL ? NULL : PyObject_GetAttr(tensor, s_requires_grad);
     PyObject *number = grad == NULL ? NULL : PyLong_FromLongLong(token);
-    PyObject *slot = number == NULL ? NULL : PyList_New(8);
-    if (slot == NULL) {
-        Py_XDECREF(shape);
-        Py_XDECREF(grad);
-        Py_XDECREF(number);
-        return NULL;
-    }
-    Py_INCREF(name);
-    Py_INCREF(dtype);
-    Py_INCREF(c->cpu);
-    Py_INCREF(Py_None);
-    Py_INCREF(Py_None);
-    PyObject *fields[8] = {name, dtype, shape, c->cpu, Py_None, grad, number, Py_None};
-    for (int i = 0; i < 8; i++) PyList_SetItem(slot, i, fields[i]);
+    PyObject *slot = number == NULL ? NULL : PyObject_CallFunctionObjArgs(c->slot_type, name, dtype, shape, c->cpu, Py_None, grad, number, NULL);
+    Py_XDECREF(shape);
+    Py_XDECREF(grad);
+    Py_XDECREF(number);
     return slot;
 }
 

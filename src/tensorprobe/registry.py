@@ -1,6 +1,9 @@
-"""Readers of other tools' dumps, by name. A reader is imported when a path is met that is no run of ours.
+"""Readers and writers of other tools' dumps, by name.
 
-The front door registers the readers of `legacy`. Other packages join through an entry point in the group
+A reader is imported when a path is met that is no run of ours, a writer when a recorder is started with its name: a
+recorder is a process of its own and imports nothing that is not listed here.
+
+The front door registers those of `legacy`. Other packages join through an entry point in the group
 `tensorprobe_readers`, or by calling `register_reader`; docs/readers.md shows one.
 """
 
@@ -30,3 +33,12 @@ READERS: dict[str, Reader] = {}
 def register_reader(name: str, opens: str, *, sign: str = "", takes: str = "") -> None:
     """Add a reader, or replace the one of that name. Nothing is imported."""
     READERS[name] = Reader(name, opens, sign, takes)
+
+
+WRITERS: dict[str, str] = {}
+"""Name of a layout → `module:function`. The function takes `(options, rank)` and returns what the recorder writes to."""
+
+
+def register_writer(name: str, opens: str) -> None:
+    """Add the writer of a layout, or replace the one of that name. Nothing is imported."""
+    WRITERS[name] = opens

@@ -8,9 +8,10 @@ cannot do; the manifest of a run and `tensorprobe doctor` show it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -278,3 +279,14 @@ def replace_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]
     """Wrap the function through which every backward enters the autograd engine (torch 2.2 and newer)."""
     wrapped = wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = wrapped
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, torch calls are seen by no mode and leave no trace in any graph."""
+    with no_overrides(), torch.no_grad():
+        if dispatch_modes():
+            with no_modes():
+                yield
+        else:
+            yield

@@ -11,8 +11,9 @@ import torch
 import msprobe.pytorch as msprobe
 from tensorprobe import open_run
 from tensorprobe.errors import CaptureIncomplete
+from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.record.run import Run
-from tensorprobe.taps.operators import OlderWays
+from tensorprobe.record.run_sink import RunSink
 from tensorprobe.taps.probe import Probe
 from tests.compat.msprobe_net import (
     HERE,
@@ -90,8 +91,8 @@ def test_operators_have_the_names_that_python_gives_them(whole: tuple[Path, Run]
 def test_values_statistics_and_gradients_are_those_of_a_run(whole: tuple[Path, Run], tmp_path: Path) -> None:
     """Both steps, call by call, against what tensorprobe records itself."""
     net = make_net()
-    ways = OlderWays(operators=True)
-    with Probe(tmp_path / "run", model=net, level="mix", ways=ways) as probe:
+    sink = RunSink(tmp_path / "run", needs=Needs(rules=CallRules(operators=True)))
+    with Probe(tmp_path / "run", model=net, level="mix", sink=sink) as probe:
         for _ in range(2):
             train(net)
             probe.step()

@@ -26,7 +26,6 @@ from torch.utils.checkpoint import checkpoint
 
 import ptdbg_ascend as ptdbg
 from tensorprobe.errors import CaptureIncomplete, RunExists, SettingsError, UnknownSetting
-from tensorprobe.model import Level
 from tests.compat.reading import Dump, read_dump
 
 
@@ -214,7 +213,7 @@ def test_a_killed_program_leaves_a_dump_whose_lines_all_have_their_files(tmp_pat
     script = (
         "import os, signal, torch\nfrom ptdbg_ascend import *\nfrom tensorprobe.legacy.ptdbg import dump\n"
         "set_dump_path('npu_dump.pkl')\nregister_hook(torch.nn.Identity(), acc_cmp_dump)\nset_dump_switch('ON')\n"
-        "print(dump._state.probe._session.writer._recorder._process.pid, flush=True)\n"
+        "print(dump._state.probe._sink._writer._recorder._process.pid, flush=True)\n"
         "input()\nfor _ in range(200): torch.randn(64).neg()\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     program = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
@@ -332,19 +331,19 @@ def test_an_api_that_torch_does_not_have_is_told_at_once_and_at_the_end(caplog: 
 def test_a_name_that_cannot_be_a_file_stays_inside_the_folder(tmp_path: Path) -> None:
     from tensorprobe.legacy.layouts.dump_files import DumpFiles
     from tensorprobe.legacy.layouts.forms import PtdbgForm, make_place
+    from tensorprobe.model.event import Event, SlotEvent
     from tensorprobe.numerics.summary import Moments
-    from tensorprobe.record.messages import CallEvent, SlotEvent
     from tensorprobe.record.step_files import Stored
 
     form = PtdbgForm(str(tmp_path / "d" / "x.pkl"), str(tmp_path / "d" / "x"))
     make_place(form)
     files = DumpFiles(form, 0)
-    slots = []
+    slots, stored = [], []
     for key in ("../../../escaped", "a/b", "a_b", "n" * 400):
         number = files.tensors.store(memoryview(b"\0\0\0\0"), "")
-        event = SlotEvent(f"output.{key}", "float32", (1,), "cpu", None, False, 0, None)
-        slots.append((event, Stored(Moments(0, 0, 0, 0, 0, 0), "", 4, number)))
-    files.call(CallEvent("Torch.f.0.forward", Level.API, "", None, None, None, 0, 0, None, None, None, []), slots)
+        slots.append(SlotEvent(f"output.{key}", "float32", (1,), token=0))
+        stored.append(Stored(Moments(0, 0, 0, 0, 0, 0), "", 4, number))
+    files.call(Event("Torch.f.0.forward", slots=slots), stored)
     files.finish(None, os.getpid())
     assert len(read_dump(tmp_path / "d" / "x.pkl").lines) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 import torch
@@ -20,9 +21,9 @@ from tensorprobe.legacy.layouts.msprobe_writer_entries import argument_entry, ba
 from tensorprobe.legacy.layouts.msprobe_writer_json import GrowingObject, as_number, object_text
 from tensorprobe.legacy.layouts.msprobe_writer_pt import frame_tensor
 from tensorprobe.model import DTYPES
+from tensorprobe.model.event import SlotEvent
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.record import open_run
-from tensorprobe.record.messages import NO_TOKEN, SlotEvent
 from tensorprobe.record.writer import RunWriter
 from tests.record.writing import call, close, slot
 
@@ -127,7 +128,7 @@ def test_a_full_disk_leaves_the_object_whole(tmp_path: Path, monkeypatch: pytest
 def test_statistics_are_as_the_older_tool_gives_them(
     dtype: str, shape: tuple[int, ...], moments: Moments, expected: list[Any], tmp_path: Path
 ) -> None:
-    entry = tensor_entry(SlotEvent("input.0", dtype, shape, "cpu", None, True, NO_TOKEN, None), moments)
+    entry = tensor_entry(SlotEvent("input.0", dtype, shape, grad=True), moments)
     growing = GrowingObject(tmp_path / "x.json")
     growing.add("tensor", entry)
     growing.flush()
@@ -178,7 +179,8 @@ def test_places_become_lists_and_keys_become_objects() -> None:
 
 def write_dump(folder: Path, count: int, **fields: Any) -> RunWriter:
     form = MsprobeForm(str(folder), "tensor", "L1", **{"values": "pt", **fields})
-    writer = RunWriter(folder, 0, keep_data=True, in_process=True, form=form, place=make_place(form))
+    options, lock = msgspec.to_builtins(form), make_place(form)
+    writer = RunWriter(folder, 0, keep_data=True, in_process=True, layout="msprobe", layout_options=options, lock=lock)
     writer.stack(0, [(__file__, 1, "here")])
     first = 0 if not form.continued else count
     for number in range(first, first + count):
@@ -257,7 +259,7 @@ def test_layouts_of_memory_become_rows(tmp_path: Path) -> None:
     writer = write_dump(folder, 0, digests=True)
     block = numpy.arange(6, dtype=numpy.float32)
     fields = slot(writer, "output.0", block)
-    fields[2], fields[4] = [2, 3], [1, 2]  # the block is the transposed one
+    fields.shape, fields.stride = (2, 3), (1, 2)  # the block is the transposed one
     call(writer, "Tensor.t.0.forward", fields, args=[])
     close(writer)
     expected = block.reshape(3, 2).T

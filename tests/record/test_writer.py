@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+from tensorprobe.model.event import SlotEvent
 from tensorprobe.record import open_run
 from tensorprobe.record.writer import RunWriter
 from tests.record.writing import call, close, put, slot, start_writer
@@ -88,7 +89,7 @@ def test_dropped_tensors_are_forgotten(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
     tokens = [put(writer, numpy.full(3, float(number))) for number in range(3)]
     writer.drop(tokens[:2])
-    call(writer, "Torch.sin.0.forward", ["input.0", "float64", [3], "cpu", None, False, tokens[2], None])
+    call(writer, "Torch.sin.0.forward", SlotEvent("input.0", "float64", (3,), token=tokens[2]))
     assert close(writer) is None
     (found,) = open_run(tmp_path).calls()
     assert found.slots[0].numpy().tolist() == [2, 2, 2]

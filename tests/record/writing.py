@@ -1,4 +1,4 @@
-"""A writer used without capture: bytes of numpy arrays put by hand, calls told as tuples."""
+"""A writer used without capture: bytes of numpy arrays put by hand, calls as events."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.record.run_folder import make_run
 from tensorprobe.record.writer import RunWriter
 
@@ -25,19 +26,13 @@ def put(writer: RunWriter, array: Array) -> int:
     return writer.put([(array.ctypes.data, array.nbytes, DTYPES[str(array.dtype)].code)])
 
 
-def slot(writer: RunWriter, name: str, array: Array) -> list[Any]:
-    """The fields of a slot whose bytes were just put."""
-    return [name, str(array.dtype), list(array.shape), "cpu", None, False, put(writer, array), None]
+def slot(writer: RunWriter, name: str, array: Array) -> SlotEvent:
+    """A slot whose bytes were just put."""
+    return SlotEvent(name, str(array.dtype), array.shape, token=put(writer, array))
 
 
-def call(writer: RunWriter, name: str, *slots: list[Any], **more: Any) -> None:
-    fields = {"args": None, "kwargs": None, "repeat": 0, "stack": None, **more}
-    writer.call(
-        (
-            *("call", name, "api", "", None, None, fields["stack"], 0, fields["repeat"], None),
-            *(fields["args"], fields["kwargs"], list(slots)),
-        )
-    )
+def call(writer: RunWriter, name: str, *slots: SlotEvent, **more: Any) -> None:
+    writer.call(Event(name, **more, slots=list(slots)))
 
 
 def close(writer: RunWriter, **coverage: Any) -> str | None:

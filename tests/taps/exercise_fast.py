@@ -84,6 +84,13 @@ class Block:
 ANSWERS = [name for name in vars(Block) if not name.startswith("_") and name not in ("rude", "storage_offset")]
 
 
+class Fields(tuple):  # type: ignore[type-arg]
+    """A slot: what it was made of."""
+
+    def __new__(cls, *fields: Any) -> Fields:
+        return super().__new__(cls, fields)
+
+
 class Parameter(Block):
     """The other type that is taken."""
 
@@ -102,6 +109,7 @@ class Owner:
             "tensor_type": Block,
             "parameter_type": Parameter,
             "dtypes": DTYPES,
+            "slot_type": Fields,
             "owner": self,
             "ring": self.address,
             "size": self.size,
@@ -133,7 +141,7 @@ def check_copies(owner: Owner) -> int:
                 token = owner.state[TOKENS]
                 slots = owner.loops.take(context, [("input.0", tensor)])
                 place = head if head % owner.size + room <= owner.size else owner.size
-                demand(slots == [["input.0", row[0], (count,), "cpu", None, False, token, None]], f"slot {slots}")
+                demand(slots == [("input.0", row[0], (count,), "cpu", None, False, token)], f"slot {slots}")
                 demand(owner.pieces == [(place, len(tensor.content), size, True)], f"pieces {owner.pieces} at {head}")
                 found = ctypes.string_at(owner.address + place % owner.size, len(tensor.content))
                 demand(found == tensor.content, f"{count} elements of {size} bytes at {head}")

@@ -21,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 import tensorprobe
 from tensorprobe.errors import CaptureIncomplete
 from tensorprobe.model import Coverage
+from tensorprobe.model.sink import Alone, Needs
 from tensorprobe.record import Run
+from tensorprobe.record.run_sink import RunSink
 from tensorprobe.taps import Probe
-from tensorprobe.taps.alone import Alone
 from tests.taps.tiny import Stack, features, names, the_call, value
 
 
@@ -70,12 +71,16 @@ def train(steps: int = 2, probe: Probe | None = None) -> list[Tensor]:
     return [*left, *(t.detach() for t in model.state_dict().values()), torch.get_rng_state(), torch.rand(3)]
 
 
+def alone_into(out: Path, alone: Alone) -> RunSink:
+    return RunSink(out, needs=Needs(alone=alone))
+
+
 def run_alone(
     out: Path, name: str, gradients: list[Any] | None, action: Callable[[], Any], **callbacks: Any
 ) -> tuple[Run, Coverage]:
     arrays = None if gradients is None else [numpy.asarray(gradient) for gradient in gradients]
     alone = Alone(name, gradients=lambda: arrays, **callbacks)
-    with Probe(out, level="aten", inside=(name,), alone=alone) as probe:
+    with Probe(out, level="aten", inside=(name,), sink=alone_into(out, alone)) as probe:
         action()
     assert probe.coverage is not None
     return tensorprobe.open_run(out), probe.coverage
@@ -103,7 +108,13 @@ CALLS = [
 def test_training_does_not_notice(call: str, true_backward: tuple[Run, Run], tmp_path: Path) -> None:
     given = the_call(true_backward[0], f"{call}.backward").inputs[0].tensor().float()
     alone = Alone(f"{call}.backward", gradients=lambda: [given.numpy()], warn=lambda _: None)
-    probe = Probe(tmp_path / "run", level="aten", inside=(alone.name,), alone=alone, steps=[0])
+    probe = Probe(
+        tmp_path / "run",
+        level="aten",
+        inside=(alone.name,),
+        sink=alone_into(tmp_path / "run", alone),
+        steps=[0],
+    )
     plain = train()
     with probe:
         watched = train(probe=probe)
@@ -208,7 +219,11 @@ def test_failure_of_the_second_run_is_counted_and_training_goes_on(tmp_path: Pat
         raise OSError("disk on fire")
 
     data = torch.ones(4, requires_grad=True)
-    probe = Probe(tmp_path / "run", level="aten", alone=Alone("Torch.sin.0.backward", gradients=gradients))
+    probe = Probe(
+        tmp_path / "run",
+        level="aten",
+        sink=alone_into(tmp_path / "run", Alone("Torch.sin.0.backward", gradients=gradients)),
+    )
     with pytest.warns(CaptureIncomplete, match=r"Torch\.sin\.0\.backward, step 0: OSError: disk on fire"), probe:
         torch.sin(data).sum().backward()
     assert torch.equal(data.grad, torch.cos(data))
@@ -218,7 +233,10 @@ def test_failure_of_the_second_run_is_counted_and_training_goes_on(tmp_path: Pat
 def test_exception_of_the_true_call_is_the_users(tmp_path: Path) -> None:
     around: list[str] = []
     alone = Alone("Torch.matmul.0.forward", enter=lambda: around.append("enter"), leave=lambda: around.append("leave"))
-    with Probe(tmp_path / "run", alone=alone), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with (
+        Probe(tmp_path / "run", sink=alone_into(tmp_path / "run", alone)),
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+    ):
         torch.matmul(torch.ones(2, 3), torch.ones(2, 3))
     assert around == ["enter", "leave"]
 
@@ -237,7 +255,13 @@ def test_forward_is_bracketed_once_where_it_happens(tmp_path: Path) -> None:
     )
     norm.register_forward_pre_hook(lambda *_: seen.append("call"))
     norm.register_forward_hook(lambda *_: seen.append("called"))
-    with Probe(tmp_path / "run", level="api", mode="structure", names=[alone.name], alone=alone):
+    with Probe(
+        tmp_path / "run",
+        level="api",
+        mode="structure",
+        names=[alone.name],
+        sink=alone_into(tmp_path / "run", alone),
+    ):
         for _ in range(3):
             norm(torch.randn(4, 3))
     assert seen == ["call", "called", "call", "enter", "leave", "called", "call", "called"]
@@ -263,7 +287,10 @@ def test_failing_callbacks_are_counted(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError("no device")
 
-    probe = Probe(tmp_path / "run", alone=Alone("Torch.sin.0.forward", enter=fail, leave=fail))
+    probe = Probe(
+        tmp_path / "run",
+        sink=alone_into(tmp_path / "run", Alone("Torch.sin.0.forward", enter=fail, leave=fail)),
+    )
     with pytest.warns(CaptureIncomplete, match="OSError: no device"), probe:
         result = torch.sin(torch.ones(2))
     assert probe.coverage is not None and probe.coverage.failed == 2

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from tensorprobe import _fast as native
 from tensorprobe import arguments as flatten
 from tensorprobe import torch_names
-from tensorprobe.record.messages import NO_TOKEN
+from tensorprobe.model.event import NO_TOKEN
+from tensorprobe.record import snapshot
 from tensorprobe.record.run import Run
+from tensorprobe.record.snapshot import _DTYPES, Snapshots
 from tensorprobe.record.writer import HEAD, TOKENS, RunWriter
-from tensorprobe.taps import snapshot
-from tensorprobe.taps.snapshot import _DTYPES, TOKEN, Snapshots
 from tests.taps.tiny import TiedGPT, record, tokens
 
 pytestmark = pytest.mark.filterwarnings(
@@ -105,10 +105,10 @@ class Bench:
             slots = self.snapshots.take(tensors)
         given = range(first, self.writer.state[TOKENS])
         self.writer.drop(list(given))
-        assert sorted(slot[TOKEN] for slot in slots if slot[TOKEN] != NO_TOKEN) == list(given)
+        assert sorted(slot.token for slot in slots if slot.token != NO_TOKEN) == list(given)
         taken = []
         for slot in slots:
-            token, slot[TOKEN] = slot[TOKEN], None
+            token, slot.token = slot.token, NO_TOKEN
             (_, _, code, last), content = self.pieces[token] if token != NO_TOKEN else ((0, 0, None, True), None)
             assert last
             taken.append((msgspec.msgpack.encode(slot), (code, content)))

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from tensorprobe import _fast as native
 from tensorprobe import arguments as flatten
+from tensorprobe.model.event import SlotEvent
+from tensorprobe.record.snapshot import _DTYPES
 from tensorprobe.record.writer import FREE_TO, HEAD, POPULATED, TOKENS
-from tensorprobe.taps.snapshot import _DTYPES, TOKEN
 
 FOR_EVER = 2**63 - 1
 
@@ -40,7 +41,9 @@ class HandRing:
         self.address = (ctypes.addressof(self._memory) + 63) // 64 * 64
         largest = size // 4 if largest is None else largest
         state, dtypes = self.state.buffer_info()[0], dtypes or _DTYPES
-        self.context = native.context(tensor_type, nn.Parameter, dtypes, self, self.address, size, state, largest)
+        self.context = native.context(
+            tensor_type, nn.Parameter, dtypes, SlotEvent, self, self.address, size, state, largest
+        )
 
     def take(self, *tensors: Any) -> list[Any]:
         return native.take(self.context, [(f"input.{i}", tensor) for i, tensor in enumerate(tensors)])
@@ -52,7 +55,7 @@ class HandRing:
 def test_a_plain_tensor_becomes_a_slot_a_piece_and_bytes() -> None:
     ring = HandRing()
     tensor = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
-    assert ring.take(tensor) == [["input.0", "float32", (1, 3), "cpu", None, True, 0, None]]
+    assert ring.take(tensor) == [SlotEvent("input.0", "float32", (1, 3), grad=True, token=0)]
     assert ring.pieces == [(0, 12, 0, True)]
     assert ring.content(ring.pieces[0]) == tensor.detach().numpy().tobytes()
     assert list(ring.state) == [64, 4096, 4096, 1, 12]
@@ -113,7 +116,7 @@ def test_a_tensor_too_large_is_left_out_and_the_next_is_taken() -> None:
     ring = HandRing(largest=1000)
     slots = ring.take(torch.zeros(1001, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8))
     assert [slot is None for slot in slots] == [True, False]
-    assert (slots[1][TOKEN], ring.pieces) == (0, [(0, 1000, 5, True)])
+    assert (slots[1].token, ring.pieces) == (0, [(0, 1000, 5, True)])
 
 
 def test_a_view_without_memory_is_not_read() -> None:
@@ -129,7 +132,7 @@ def test_parameters_are_taken_and_subclasses_are_left_to_python() -> None:
     ring = HandRing()
     parameter = nn.Parameter(torch.ones(2))
     other = torch.ones(2).as_subclass(type("Other", (Tensor,), {}))
-    assert ring.take(parameter, other) == [["input.0", "float32", (2,), "cpu", None, True, 0, None], None]
+    assert ring.take(parameter, other) == [SlotEvent("input.0", "float32", (2,), grad=True, token=0), None]
 
 
 def test_tensors_of_every_kind_are_named_without_a_walk() -> None:
@@ -176,7 +179,7 @@ METHODS = ("is_contiguous", "is_neg", "is_conj", "const_data_ptr", "numel")
 
 def test_the_pretender_is_taken_when_it_behaves() -> None:
     ring, tensor = pretend()
-    assert ring.take(tensor) == [["input.0", "int8", (3,), "cpu", None, False, 0, None]]
+    assert ring.take(tensor) == [SlotEvent("input.0", "int8", (3,), token=0)]
     assert ring.content(ring.pieces[0]) == b"abc"
 
 
@@ -289,7 +292,9 @@ def leaky() -> dict[str, Callable[[], Any]]:
             native.flatten(arguments, flatten._INPUTS, flatten._REFERENCES, Tensor, [], walk_fails)
 
     def make_context(tensor_type: type = Tensor) -> None:
-        native.context(tensor_type, nn.Parameter, _DTYPES, ring, ring.address, 64, ring.state.buffer_info()[0], 64)
+        native.context(
+            tensor_type, nn.Parameter, _DTYPES, SlotEvent, ring, ring.address, 64, ring.state.buffer_info()[0], 64
+        )
 
     def context_fails() -> None:
         with pytest.raises(TypeError):
@@ -341,7 +346,9 @@ def test_a_context_keeps_its_owner_and_lets_it_go() -> None:
     ring = HandRing()
     watched = [ring, Tensor, nn.Parameter, Tensor.is_contiguous, Tensor.storage_offset]
     before = [sys.getrefcount(one) for one in watched]
-    more = native.context(Tensor, nn.Parameter, _DTYPES, ring, ring.address, 64, ring.state.buffer_info()[0], 64)
+    more = native.context(
+        Tensor, nn.Parameter, _DTYPES, SlotEvent, ring, ring.address, 64, ring.state.buffer_info()[0], 64
+    )
     assert [sys.getrefcount(one) for one in watched] == [count + 1 for count in before]
     del more
     assert [sys.getrefcount(one) for one in watched] == before
@@ -349,7 +356,7 @@ def test_a_context_keeps_its_owner_and_lets_it_go() -> None:
 
 def with_argument(place: int, value: Any) -> list[Any]:
     ring = HandRing()
-    arguments = [Tensor, nn.Parameter, _DTYPES, ring, ring.address, 4096, ring.state.buffer_info()[0], 1024]
+    arguments = [Tensor, nn.Parameter, _DTYPES, SlotEvent, ring, ring.address, 4096, ring.state.buffer_info()[0], 1024]
     arguments[place] = value
     return arguments
 
@@ -357,11 +364,12 @@ def with_argument(place: int, value: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("place", "value", "error"),
     [
-        (0, "Tensor", TypeError), (0, object, TypeError), (1, None, TypeError), (2, [], TypeError), (3, object(), TypeError),
-        (3, SimpleNamespace(pieces=()), TypeError), (4, 0, ValueError), (4, -64, ValueError), (4, 65, ValueError),
-        (4, 2**80, ValueError), (4, "0", TypeError), (5, 0, ValueError), (5, 100, ValueError), (5, -64, ValueError),
-        (5, 2**62, ValueError), (6, 0, ValueError), (6, -8, ValueError), (6, 12, ValueError), (7, -1, ValueError),
-        (7, 4097, ValueError), (7, 1.5, TypeError), (2, {torch.int8: None}, ValueError), (2, {torch.int8: ("int8", 4)}, ValueError),
+        (0, "Tensor", TypeError), (0, object, TypeError), (1, None, TypeError), (2, [], TypeError), (3, "Slot", TypeError),
+        (4, object(), TypeError), (4, SimpleNamespace(pieces=()), TypeError), (5, 0, ValueError), (5, -64, ValueError),
+        (5, 65, ValueError), (5, 2**80, ValueError), (5, "0", TypeError), (6, 0, ValueError), (6, 100, ValueError),
+        (6, -64, ValueError), (6, 2**62, ValueError), (7, 0, ValueError), (7, -8, ValueError), (7, 12, ValueError),
+        (8, -1, ValueError), (8, 4097, ValueError), (8, 1.5, TypeError),
+        (2, {torch.int8: None}, ValueError), (2, {torch.int8: ("int8", 4)}, ValueError),
         (2, {torch.int8: ("int8", 4, 0)}, ValueError), (2, {torch.int8: ("int8", 4, 2**70)}, ValueError), (2, {1: (1, 4, 1)}, ValueError),
     ],
 )  # fmt: skip

@@ -26,12 +26,12 @@ from tensorprobe.taps.plans import plan_function
         (torch._fused_adamw_, "Torch._fused_adamw_"),
         (torch.ops.aten.mm, "Ops.aten.mm"),
         (torch.distributed.all_reduce, "Distributed.all_reduce"),
-        (torch.Tensor.size, None),
-        (torch.Tensor.item, None),
-        (torch.Tensor.shape.__get__, None),  # type: ignore[attr-defined]
+        (torch.Tensor.size, ""),
+        (torch.Tensor.item, ""),
+        (torch.Tensor.shape.__get__, ""),  # type: ignore[attr-defined]
     ],
 )
-def test_canonical_name(function: object, name: str | None) -> None:
+def test_canonical_name(function: object, name: str) -> None:
     assert plan_function(function).name == name
 
 

@@ -16,7 +16,8 @@ import tensorprobe
 from tensorprobe import torch_names
 from tensorprobe.errors import CaptureIncomplete, SelfTestFailed
 from tensorprobe.numerics.native import SWITCH
-from tensorprobe.taps import self_test, snapshot
+from tensorprobe.record import snapshot
+from tensorprobe.taps import self_test
 from tensorprobe.taps.settings import MODES
 from tests.taps.scripts import run_tool, write_script
 from tests.taps.tiny import LEVELS
@@ -115,7 +116,7 @@ BROKEN = """
 def test_command_ends_with_2_when_calls_are_missing(when: str, tmp_path: Path) -> None:
     breaking = {
         "early": "torch_names.address_of = unreadable",
-        "late": "tensorprobe.active_probe()._session.header = 1",
+        "late": "tensorprobe.active_probe()._session.begin_call = 1",
     }
     breaking["late"] = "import tensorprobe; " + breaking["late"]
     text = BROKEN.replace("{early}", breaking["early"] if when == "early" else "")
@@ -158,7 +159,7 @@ def test_recording_stops_when_most_calls_fail(tmp_path: Path, monkeypatch: pytes
     def failing(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug of the tool")
 
-    monkeypatch.setattr(session, "header", failing)
+    monkeypatch.setattr(session, "begin_call", failing)
     for _ in range(1200):
         torch.ones(2)
     with pytest.warns(CaptureIncomplete, match="a bug of the tool"):

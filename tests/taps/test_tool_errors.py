@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import tensorprobe
 from tensorprobe.errors import CaptureIncomplete
 from tensorprobe.model import Coverage
+from tensorprobe.record import snapshot
 from tensorprobe.record.writer import RunWriter
-from tensorprobe.taps import backward, dispatch_tap, function_tap, module_tap, session, snapshot, stacks
+from tensorprobe.taps import backward, dispatch_tap, function_tap, module_tap, session, stacks
 from tests.taps.tiny import LEVELS, Stack, features, names
 
 
@@ -47,7 +48,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "installing hooks": (session, "install"),
     "a gradient in a hook": (backward.Watch, "gradients_of_inputs"),
     "handing over a backward": (session.Session, "emit_backward"),
-    "naming a call": (session.Session, "header"),
+    "naming a call": (session.Session, "begin_call"),
     "the stack": (stacks.StackBook, "current"),
     "handing over a call": (RunWriter, "call"),
     "putting bytes": (RunWriter, "put"),

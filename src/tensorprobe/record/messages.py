@@ -1,8 +1,8 @@
-"""What the training process tells the recorder, as typed messages.
+"""Messages from the training process to the recorder.
 
-A frame on the pipe is a length of four bytes and a msgpack pair `(pieces, event)`.
-`pieces` are the places in the ring filled since the last frame, in order; each tensor ends with a piece that has `last` set,
-and tensors are numbered 0, 1, 2 … in that order by both sides: that number is the `token` of a slot.
+A frame on the pipe is a length of four bytes and the msgpack of a `Frame`. `pieces` are the places in the ring that were
+filled since the last frame, in order. Each tensor ends with a piece that has `last` set. Both sides number tensors 0, 1, 2 …
+in that order; that number is the `token` of a slot.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.legacy.layouts.forms import Form
-from tensorprobe.model import Level
+from tensorprobe.model.event import Event, Frames
 
-NO_TOKEN = -1
-HEADER_BYTES = 4
+LENGTH_BYTES = 4
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -27,76 +25,46 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     last: bool
 
 
-class SlotEvent(msgspec.Struct, frozen=True, array_like=True):
-    """A slot as the tap saw it; `token` names its bytes, `summary` is given when the device computed it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    device: str
-    stride: tuple[int, ...] | None
-    grad: bool
-    token: int
-    skipped: str | None
-    summary: tuple[float, float, float, float, int, int] | None = None
-
-
-class CallEvent(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """A call that has ended."""
-
-    name: str
-    level: Level
-    module: str
-    parent: str | None
-    origin: str | None
-    stack: int | None
-    thread: int
-    repeat: int
-    raised: str | None
-    args: Any
-    kwargs: Any
-    slots: list[SlotEvent]
-
-
-class StepEvent(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+class StepNote(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """The calls that follow belong to this step."""
 
     step: int
 
 
-class StackEvent(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
-    """A stack not seen before in this step; the recorder looks up the source lines."""
+class StackNote(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
+    """A stack not seen before in this step. The recorder looks up the source lines."""
 
     id: int
-    frames: list[tuple[str, int, str]]
+    frames: Frames
 
 
-class DropEvent(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """These tokens will not be asked for."""
+class DropNote(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
+    """No call will name these tokens."""
 
     tokens: list[int]
 
 
-class CloseEvent(msgspec.Struct, frozen=True, array_like=True, tag="close"):
-    """The run ends here in good order, with the trainer's part of the coverage."""
+class CloseNote(msgspec.Struct, frozen=True, array_like=True, tag="close"):
+    """The run ends here in good order. `coverage` is the trainer's part of it."""
 
     coverage: dict[str, Any]
     coordinates: dict[str, int]
     device: str
 
 
-Event = CallEvent | StepEvent | StackEvent | DropEvent | CloseEvent | None
+Note = StepNote | StackNote | DropNote | CloseNote
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One message."""
+    """One message: bytes in the ring, and a call or a note or neither."""
 
     pieces: list[Piece]
-    event: Event
+    call: Event | None = None
+    note: Note | None = None
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a recorder is told when it starts."""
+    """What a recorder is started with."""
 
     run: str
     rank: int
@@ -107,5 +75,7 @@ class Orders(msgspec.Struct, frozen=True):
     keep_data: bool
     max_bytes: int | None
     direct: bool
-    form: Form | None = None
-    """Another form than our own."""
+    layout: str = ""
+    """The registered writer of another tool's layout; our own when empty."""
+    layout_options: dict[str, Any] = {}
+    """Passed to that writer."""

@@ -15,40 +15,82 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import msgspec
 
-from tensorprobe.legacy.layouts.forms import MsprobeForm
 from tensorprobe.model.dtypes import BY_CODE
+from tensorprobe.model.event import NO_TOKEN, Event
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.digest import RunningDigest, digest
 from tensorprobe.numerics.summary import Moments, Row, join_moments, summarize_batch
 from tensorprobe.record.messages import (
-    HEADER_BYTES,
-    NO_TOKEN,
-    CallEvent,
-    CloseEvent,
-    DropEvent,
+    LENGTH_BYTES,
+    CloseNote,
+    DropNote,
     Frame,
+    Note,
     Orders,
     Piece,
-    StackEvent,
-    StepEvent,
+    StackNote,
+    StepNote,
 )
 from tensorprobe.record.ring import Ring
 from tensorprobe.record.step_files import StepFiles, Stored, write_all
 from tensorprobe.record.tensor_store import TensorStore
-
-if TYPE_CHECKING:
-    from tensorprobe.legacy.layouts.dump_files import DumpFiles
+from tensorprobe.registry import WRITERS
 
 _READ_BYTES = 1 << 20
 _GROUP_BYTES = 8 << 20
 _PAUSE_S = 0.004
 _ORPHAN_CHECK_S = 1.0
 _AHEAD_BYTES = 48 << 20
+
+
+class TensorFiles(Protocol):
+    """Keeps the bytes of tensors. `TensorStore` is the one of our own layout."""
+
+    wants_digest: bool
+
+    def store(self, data: memoryview, digest: str) -> int | None:
+        """Return where these bytes are kept; None when they are not."""
+
+    def begin(self) -> int | None:
+        """Start a tensor that comes in pieces."""
+
+    def extend(self, data: memoryview) -> None:
+        """Add a piece."""
+
+    def end(self, offset: int | None, digest: str, nbytes: int) -> int | None:
+        """End the tensor in pieces; where it is kept."""
+
+    def discard(self, offset: int | None) -> None:
+        """No call names these bytes."""
+
+
+class CallFiles(Protocol):
+    """Writes calls in some layout. `StepFiles` is our own; others are in `tensorprobe.registry.WRITERS`."""
+
+    @property
+    def tensors(self) -> TensorFiles:
+        """Where the bytes go before the call that names them comes."""
+
+    def step(self, step: int) -> None:
+        """The calls that follow belong to this step."""
+
+    def stack(self, note: StackNote) -> None:
+        """Add a stack."""
+
+    def call(self, event: Event, stored: list[Stored | None]) -> None:
+        """Add a call; `stored` says what became of the bytes of each of its slots."""
+
+    def flush(self) -> None:
+        """Write what waits."""
+
+    def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
+        """Write everything out. Return the part of a rank that ended in good order."""
 
 
 class Recorder:
@@ -64,7 +106,7 @@ class Recorder:
         self._stored: dict[int, Stored] = {}
         self._next_token = 0
         self._partial: _PartialTensor | None = None
-        self._closing: CloseEvent | None = None
+        self._closing: CloseNote | None = None
         self._populated = 0
         self._populating = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-ring")
 
@@ -76,7 +118,10 @@ class Recorder:
                 for frames in _by_step(batch):
                     self._take_pieces([piece for frame in frames for piece in frame.pieces])
                     for frame in frames:
-                        self._take_event(frame.event)
+                        if frame.call is not None:
+                            self._take_call(frame.call)
+                        elif frame.note is not None:
+                            self._take_note(frame.note)
         finally:
             self._populating.shutdown()
             self.part = self._files.finish(self._closing, self._orders.trainer_pid)
@@ -112,12 +157,12 @@ class Recorder:
 
     def _decode(self, waiting: bytearray) -> tuple[list[Frame], int]:
         frames, at = [], 0
-        while at + HEADER_BYTES <= len(waiting):
+        while at + LENGTH_BYTES <= len(waiting):
             (length,) = struct.unpack_from("<I", waiting, at)
-            end = at + HEADER_BYTES + length
+            end = at + LENGTH_BYTES + length
             if end > len(waiting):
                 break
-            frames.append(self._decoder.decode(bytes(waiting[at + HEADER_BYTES : end])))
+            frames.append(self._decoder.decode(bytes(waiting[at + LENGTH_BYTES : end])))
             at = end
         return frames, at
 
@@ -188,31 +233,26 @@ class Recorder:
         self._stored[self._next_token] = stored
         self._next_token += 1
 
-    def _take_event(self, event: Any) -> None:
-        if isinstance(event, CallEvent):
-            slots = [(slot, self._stored.pop(slot.token) if slot.token != NO_TOKEN else None) for slot in event.slots]
-            self._files.call(event, slots)
-        elif isinstance(event, StackEvent):
-            self._files.stack(event)
-        elif isinstance(event, StepEvent):
-            self._files.step(event.step)
-        elif isinstance(event, DropEvent):
-            for token in event.tokens:
+    def _take_call(self, event: Event) -> None:
+        self._files.call(event, [None if s.token == NO_TOKEN else self._stored.pop(s.token) for s in event.slots])
+
+    def _take_note(self, note: Note) -> None:
+        if isinstance(note, StackNote):
+            self._files.stack(note)
+        elif isinstance(note, StepNote):
+            self._files.step(note.step)
+        elif isinstance(note, DropNote):
+            for token in note.tokens:
                 self._tensors.discard(self._stored.pop(token).offset)
-        elif isinstance(event, CloseEvent):
-            self._closing = event
+        else:
+            self._closing = note
 
 
-def _open_files(orders: Orders) -> StepFiles | DumpFiles:
-    if orders.form is not None:
-        # These need numpy, which our own form does not.
-        if isinstance(orders.form, MsprobeForm):
-            from tensorprobe.legacy.layouts.msprobe_writer import MsprobeFiles
-
-            return MsprobeFiles(orders.form, orders.rank)
-        from tensorprobe.legacy.layouts.dump_files import DumpFiles
-
-        return DumpFiles(orders.form, orders.rank)
+def _open_files(orders: Orders) -> CallFiles:
+    if orders.layout:
+        module, _, function = WRITERS[orders.layout].partition(":")
+        files: CallFiles = getattr(import_module(module), function)(orders.layout_options, orders.rank)
+        return files
     store = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)
     return StepFiles(Path(orders.run), orders.rank, store)
 
@@ -221,7 +261,7 @@ def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
     """Cut a batch after each change of step: what comes later must go to other files."""
     start = 0
     for i, frame in enumerate(frames):
-        if isinstance(frame.event, StepEvent):
+        if isinstance(frame.note, StepNote):
             yield frames[start : i + 1]
             start = i + 1
     yield frames[start:]
@@ -247,7 +287,7 @@ def main(orders_json: str) -> None:
     ring = Ring(orders.ring_bytes, orders.ring_fd)
     recorder = Recorder(orders, ring)
     recorder.run()
-    if orders.form is not None and recorder.part is not None:
+    if orders.layout and recorder.part is not None:
         # Such a dump has no place for it: the trainer reads it from here.
         write_all(1, msgspec.json.encode(recorder.part))
     os._exit(0)  # everything is written and closed; taking the interpreter down would keep the trainer waiting

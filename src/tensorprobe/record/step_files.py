@@ -10,30 +10,18 @@ import os
 import socket
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from tensorprobe.model import Level
+from tensorprobe.model.event import NO_TOKEN, Event, SlotEvent
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.numerics.summary import Moments, json_summary
-from tensorprobe.record.messages import CallEvent, CloseEvent, SlotEvent, StackEvent
+from tensorprobe.record.messages import CloseNote, StackNote
 from tensorprobe.record.tensor_store import TensorStore
 
 _FLUSH_BYTES = 8 << 20
 _FLUSH_LINES = 2000
-_DEFAULTS: tuple[tuple[str, Any], ...] = (
-    ("level", Level.API),
-    ("module", ""),
-    ("parent", None),
-    ("origin", None),
-    ("stack", None),
-    ("thread", 0),
-    ("repeat", 0),
-    ("raised", None),
-    ("args", None),
-    ("kwargs", None),
-)
 
 
 class Stored(NamedTuple):
@@ -70,26 +58,21 @@ class StepFiles:
         self._folder = self._run / f"step{step}" / f"rank{self._rank}"
         self.tensors.open_in(self._folder)
 
-    def call(self, event: CallEvent, slots: list[tuple[SlotEvent, Stored | None]]) -> None:
+    def call(self, event: Event, stored: list[Stored | None]) -> None:
         """Add the line of a call."""
-        line: dict[str, Any] = {"name": event.name}
-        for key, default in _DEFAULTS:
-            value = getattr(event, key)
-            if value != default:
-                line[key] = value
-        if slots:
-            line["slots"] = [_slot_line(slot, stored) for slot, stored in slots]
-        self._lines.append(self._encoder.encode(line))
+        for slot, kept in zip(event.slots, stored, strict=True):
+            _complete(slot, kept)
+        self._lines.append(self._encoder.encode(event))
         if len(self._lines) >= _FLUSH_LINES or self.tensors.size_bytes - self._flushed_at >= _FLUSH_BYTES:
             self.flush()
 
-    def stack(self, event: StackEvent) -> None:
+    def stack(self, note: StackNote) -> None:
         """Add a stack, with the source lines as they are on disk now."""
-        frames = with_source(event)
+        frames = with_source(note)
         try:
             if self._stacks_fd == -1:
                 self._stacks_fd = _create(self._folder / "stacks.jsonl")
-            write_all(self._stacks_fd, self._encoder.encode({"id": event.id, "frames": frames}) + b"\n")
+            write_all(self._stacks_fd, self._encoder.encode({"id": note.id, "frames": frames}) + b"\n")
         except OSError as error:
             self._count("stacks.jsonl", error)
 
@@ -113,7 +96,7 @@ class StepFiles:
             self._lost_calls += len(lines)
             self._cut_torn_line()
 
-    def finish(self, closing: CloseEvent | None, trainer_pid: int) -> RankPart | None:
+    def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
         """Write everything out; with a closing message also the rank's part, which says that the run is whole."""
         self._close_step()
         if closing is None:
@@ -175,7 +158,7 @@ class Written(NamedTuple):
     """Calls that the layout has no name for."""
 
 
-def closed_part(rank: int, trainer_pid: int, closing: CloseEvent, written: Written) -> RankPart:
+def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Written) -> RankPart:
     """The part of a rank that ended in good order: what the trainer counted, corrected by what reached the disk."""
     coverage = msgspec.convert(closing.coverage, Coverage)
     failures = [f"{what} ({count} times)" for what, count in written.failures.items()]
@@ -199,9 +182,9 @@ def closed_part(rank: int, trainer_pid: int, closing: CloseEvent, written: Writt
     )
 
 
-def with_source(event: StackEvent) -> list[tuple[str, int, str, str]]:
+def with_source(note: StackNote) -> list[tuple[str, int, str, str]]:
     """The frames of a stack, each with its source line as it is on disk now."""
-    return [(file, line, function, linecache.getline(file, line).strip()) for file, line, function in event.frames]
+    return [(file, line, function, linecache.getline(file, line).strip()) for file, line, function in note.frames]
 
 
 def write_part(run: Path, part: RankPart) -> None:
@@ -217,25 +200,14 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _slot_line(slot: SlotEvent, stored: Stored | None) -> dict[str, Any]:
-    line: dict[str, Any] = {"name": slot.name, "dtype": slot.dtype, "shape": slot.shape}
-    if slot.device != "cpu":
-        line["device"] = slot.device
-    if slot.stride is not None:
-        line["stride"] = slot.stride
-    if slot.grad:
-        line["grad"] = True
-    moments = stored.moments if stored is not None else slot.summary
-    if moments is not None:
-        line["summary"] = json_summary(Moments._make(moments))
+def _complete(slot: SlotEvent, stored: Stored | None) -> None:
+    """Fill in what is known of a tensor once its bytes have been read."""
+    slot.token = NO_TOKEN
     if stored is not None:
-        line["digest"] = stored.digest
-        line["nbytes"] = stored.nbytes
-        if stored.offset is not None:
-            line["offset"] = stored.offset
-    if slot.skipped is not None:
-        line["skipped"] = slot.skipped
-    return line
+        slot.summary = json_summary(stored.moments)
+        slot.digest, slot.nbytes, slot.offset = stored.digest, stored.nbytes, stored.offset
+    elif slot.summary is not None:
+        slot.summary = json_summary(Moments._make(slot.summary))
 
 
 def _create(path: Path) -> int:

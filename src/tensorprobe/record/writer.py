@@ -1,4 +1,4 @@
-"""The trainer's end of the record: copies bytes into the ring, tells the recorder, and goes on.
+"""The trainer's end of the record: copies bytes into the ring and sends messages to the recorder.
 
 Safe to call from several threads. When `put` and `call` have returned, the call survives the death of this process.
 If the recorder dies, nothing is raised: `failure` says what happened, and everything after is dropped.
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tensorprobe.legacy.layouts.forms import Form
+from tensorprobe.model.event import Event, Frames
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.native import implementation
-from tensorprobe.record.messages import CallEvent, CloseEvent, DropEvent, Event, Orders, StackEvent, StepEvent
+from tensorprobe.record.messages import CloseNote, DropNote, Note, Orders, StackNote, StepNote
 from tensorprobe.record.recorder import Recorder
 from tensorprobe.record.ring import ALIGNMENT, Ring
 
@@ -51,9 +51,11 @@ class RunWriter:
         ring_bytes: int = _DEFAULT_RING_BYTES,
         in_process: bool = False,
         direct: bool = True,
-        form: Form | None = None,
-        place: int = -1,
+        layout: str = "",
+        layout_options: dict[str, Any] | None = None,
+        lock: int = -1,
     ) -> None:
+        """`layout` is a name in `tensorprobe.registry.WRITERS`; `lock` is a descriptor for the recorder to hold open."""
         ring_bytes -= ring_bytes % (4 * ALIGNMENT)  # so that pieces of large tensors begin and end between elements
         self.lock = threading.RLock()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -64,8 +66,20 @@ class RunWriter:
         self.failure: str | None = None
         self._closed = False
         self.waited_s = 0.0
-        base = Orders(str(run.absolute()), rank, os.getpid(), -1, ring_bytes, -1, keep_data, max_bytes, direct, form)
-        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process, place=place)
+        base = Orders(
+            run=str(run.absolute()),
+            rank=rank,
+            trainer_pid=os.getpid(),
+            ring_fd=-1,
+            ring_bytes=ring_bytes,
+            pipe_fd=-1,
+            keep_data=keep_data,
+            max_bytes=max_bytes,
+            direct=direct,
+            layout=layout,
+            layout_options=layout_options or {},
+        )
+        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process, lock=lock)
         self._size = ring_bytes
         self._address = self._ring.address
         self._populate(min(_WARM_BYTES, ring_bytes))
@@ -73,13 +87,13 @@ class RunWriter:
 
     @property
     def ring(self) -> tuple[int, int, int]:
-        """Address, size, and the largest tensor that goes into it in one piece: for the C loop of capture, under `lock`."""
+        """Return address, size, and the largest tensor that goes into it in one piece: for the C loop of capture, under `lock`."""
         return self._address, self._size, self._largest
 
     def put(self, copies: list[tuple[int, int, int]]) -> int:
         """Copy tensors, each an address, a number of bytes and a dtype code. Waits when the ring is full.
 
-        The first of their tokens comes back; the others follow it by one each.
+        Returns the token of the first; the others follow it by one each.
         """
         with self.lock:
             token = self.state[TOKENS]
@@ -92,26 +106,27 @@ class RunWriter:
                     self.state[TOKENS] += 1
             return token
 
-    def call(self, event: CallEvent | tuple[Any, ...]) -> None:
-        """Hand over a call that has ended."""
-        self._send(event)
+    def call(self, event: Event) -> None:
+        """Send a call that has ended."""
+        with self.lock:
+            self._send((self.pieces, event))
 
-    def stack(self, number: int, frames: list[tuple[str, int, str]]) -> None:
-        """Hand over a stack before the first call that names it."""
-        self._send(StackEvent(number, frames))
+    def stack(self, number: int, frames: Frames) -> None:
+        """Send a stack, before the first call that names it."""
+        self._note(StackNote(number, frames))
 
     def step(self, step: int) -> None:
-        """What comes next belongs to this step."""
-        self._send(StepEvent(step))
+        """What follows belongs to this step."""
+        self._note(StepNote(step))
 
     def drop(self, tokens: list[int]) -> None:
-        """Tensors that were put and will not be named by any call."""
-        self._send(DropEvent(tokens))
+        """Forget tensors that were put: no call will name them."""
+        self._note(DropNote(tokens))
 
     def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
         """End the run and wait until everything is on disk."""
         with self.lock:
-            self._send(CloseEvent(coverage, coordinates, device))
+            self._note(CloseNote(coverage, coordinates, device))
             self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
             self._closed = True  # and writes nothing to the number of our pipe, which may be another file's by then
             os.close(self._pipe)
@@ -123,7 +138,7 @@ class RunWriter:
 
     @property
     def part(self) -> RankPart | None:
-        """After `close`: what became of a dump in another form than ours, which has no place to say so itself."""
+        """Return, after `close`, what became of a dump in another layout, which has no file to say so."""
         return self._recorder.part
 
     def _copy(self, address: int, nbytes: int, dtype_code: int, last: bool) -> None:
@@ -169,7 +184,7 @@ class RunWriter:
             part = min(self._largest, nbytes - done)
             self._copy(address + done, part, dtype_code, done + part == nbytes)
             done += part
-            self._send(None)
+            self._flush_pieces()
 
     def _wait_until_read(self) -> None:
         """Let the recorder come up first: what training computes meanwhile would only pile up."""
@@ -184,7 +199,7 @@ class RunWriter:
         if end <= state[FREE_TO]:
             return
         if self.pieces:
-            self._send(None)
+            self._flush_pieces()
         started = time.perf_counter()
         while end > state[FREE_TO] and self.failure is None:
             time.sleep(_WAIT_S)
@@ -193,19 +208,25 @@ class RunWriter:
                 self._fail("the recorder has ended")
         self.waited_s += time.perf_counter() - started
 
-    def _send(self, event: Event | tuple[Any, ...]) -> None:
+    def _note(self, note: Note) -> None:
         with self.lock:
-            if self.failure is not None or self._closed:
-                return
-            body = self._encode(
-                (self.pieces, event)
-            )  # an event that cannot be encoded must not take the pieces with it
-            self.pieces = []
-            self._stay_warm()
-            try:
-                _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
-            except OSError as error:
-                self._fail(f"the recorder has ended ({error.strerror})")
+            self._send((self.pieces, None, note))
+
+    def _flush_pieces(self) -> None:
+        with self.lock:
+            self._send((self.pieces,))
+
+    def _send(self, frame: tuple[Any, ...]) -> None:
+        """Send the fields of a `Frame`. Call it under the lock."""
+        if self.failure is not None or self._closed:
+            return
+        body = self._encode(frame)  # first: a call that cannot be encoded must not take the pieces with it
+        self.pieces = []
+        self._stay_warm()
+        try:
+            _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
+        except OSError as error:
+            self._fail(f"the recorder has ended ({error.strerror})")
 
     def _fail(self, reason: str) -> None:
         self.state[FREE_TO] = _CLOSED  # no room any more: nothing piles up that nobody will read
@@ -289,11 +310,10 @@ class _RecorderThread:
         return self._problem
 
 
-def _start(base: Orders, *, in_process: bool, place: int = -1) -> tuple[Ring, int, _Running]:
+def _start(base: Orders, *, in_process: bool, lock: int = -1) -> tuple[Ring, int, _Running]:
     """A ring, the writing end of a pipe, and a recorder that reads both.
 
-    `place` is what `make_place` gave: the recorder's process has it from then on, and nobody else, since workers that this
-    process forks may live longer than the dump.
+    From then on only the recorder's process has `lock` open: workers that this process forks may live longer than the dump.
     """
     reading, writing = os.pipe()
     try:
@@ -304,7 +324,7 @@ def _start(base: Orders, *, in_process: bool, place: int = -1) -> tuple[Ring, in
         pass  # a smaller pipe only makes the trainer wait a little more often
     if not in_process:
         ring = None
-        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json") if base.form is None else place
+        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json") if not base.layout else lock
         try:
             ring = Ring.shared(base.ring_bytes)
             orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
@@ -317,8 +337,8 @@ def _start(base: Orders, *, in_process: bool, place: int = -1) -> tuple[Ring, in
         finally:
             if part_fd != -1:
                 os.close(part_fd)
-    elif place != -1:
-        os.close(place)
+    elif lock != -1:
+        os.close(lock)
     ring = Ring(base.ring_bytes)
     orders = msgspec.structs.replace(base, pipe_fd=reading)
     return ring, writing, _RecorderThread(orders, ring)

@@ -12,7 +12,6 @@ import enum
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -22,8 +21,9 @@ from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_result
 from tensorprobe.errors import CaptureIncomplete
 from tensorprobe.model.call import forward_name
+from tensorprobe.model.sink import Alone
 from tensorprobe.taps.backward import find_boundary, find_roots
-from tensorprobe.taps.session import NODE_KEY, Header, Origin, Session
+from tensorprobe.taps.session import NODE_KEY, OpenCall, Session
 
 _PLAIN = (
     int, float, complex, str, bytes, type(None), type(...), enum.Enum, torch.dtype, torch.device, torch.layout,
@@ -38,26 +38,6 @@ def _warn(message: str) -> None:
     warnings.warn(message, CaptureIncomplete, stacklevel=2)
 
 
-def _nothing() -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The call that is meant, by its canonical name with direction, and what is to be done about it.
-
-    `….forward`: `enter` and `leave` are called directly before and after it. `….backward`: when `gradients` gives those of
-    its outputs, it is run once more and back, with `enter` and `leave` around that backward; when it gives None, nothing
-    is done. It is asked when the call has begun. `warn` is told why a call cannot be run alone.
-    """
-
-    name: str
-    gradients: Callable[[], Gradients | None] = lambda: None
-    enter: Callable[[], None] = _nothing
-    leave: Callable[[], None] = _nothing
-    warn: Callable[[str], None] = _warn
-
-
 class AloneRun:
     """Carries out an `Alone` for a session, once. `dispatch` sees the ATen calls of the backward, and nothing else does."""
 
@@ -69,26 +49,26 @@ class AloneRun:
         self._forward = self._of_backward or alone.name
         self._done = False
 
-    def is_due(self, header: Header) -> bool:
-        """Whether this is the call, for the first time; a call made without gradients has no backward."""
-        if self._done or header.name != self._forward:
+    def is_due(self, name: str) -> bool:
+        """Return whether this is the call, for the first time. A call made without gradients has no backward."""
+        if self._done or name != self._forward:
             return False
         return not self._of_backward or torch.is_grad_enabled()
 
-    def run(self, true_call: Callable[[], Any], header: Header, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+    def run(self, true_call: Callable[[], Any], call: OpenCall, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """The result of the true call, and whether its backward is that of a second run. Only the true call may raise."""
         self._done = True
         if not self._of_backward:
             with self._bracketed():
                 return true_call(), False
-        copies = self._copy(header, args, kwargs)
+        copies = self._copy(call.event.name, args, kwargs)
         result = true_call()
         if copies is not None:
             with self._guarded():
-                self._run_again(copies, header, func)
+                self._run_again(copies, call, func)
         return result, copies is not None
 
-    def _copy(self, header: Header, args: Any, kwargs: Any) -> _Copies | None:
+    def _copy(self, name: str, args: Any, kwargs: Any) -> _Copies | None:
         """What the call is given, before it changes it; None when no gradients are given for a second run."""
         copies = _Copies()
         with self._guarded():
@@ -96,7 +76,7 @@ class AloneRun:
             if gradients is None:
                 return None
             try:
-                if header.name.startswith("Distributed."):
+                if name.startswith("Distributed."):
                     raise _CannotRunAlone("it takes part in communication")
                 with unseen():
                     copies.take(args, kwargs, gradients)
@@ -104,7 +84,7 @@ class AloneRun:
                 self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
         return copies
 
-    def _run_again(self, copies: _Copies, header: Header, func: Any) -> None:
+    def _run_again(self, copies: _Copies, call: OpenCall, func: Any) -> None:
         if copies.arguments is None:
             return
         args, kwargs = copies.arguments
@@ -121,14 +101,14 @@ class AloneRun:
             except _CannotRunAlone as reason:
                 self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
                 return
-            self._mark(outputs, header, start)
+            self._mark(outputs, call, start)
             # Not .backward(): this way nothing but the copies can be given a gradient.
             with _no_autocast({tensor.device.type for tensor in tensors}), self._bracketed(), self._recorded():
                 torch.autograd.grad(tensors, copies.leaves, gradients, allow_unused=True)
 
-    def _mark(self, outputs: Tensors, header: Header, start: int) -> None:
+    def _mark(self, outputs: Tensors, call: OpenCall, start: int) -> None:
         for node in find_boundary(find_roots(outputs, start), {}, start)[0]:
-            node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, self._session.era)
+            node.metadata[NODE_KEY] = self._session.origin(call)
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -165,7 +145,7 @@ class AloneRun:
 
     def _tell(self, message: str) -> None:
         self._session.notes[message] += 1
-        self._alone.warn(message)
+        (self._alone.warn or _warn)(message)
 
 
 class _CannotRunAlone(Exception):

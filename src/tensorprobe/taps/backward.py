@@ -1,8 +1,9 @@
-"""True gradients of one call, from the boundary of the part of the autograd graph that the call made.
+"""True gradients of one call, from the boundary of the part of the autograd graph that the call created.
 
-Before a call: which edges its inputs hang on. After it: the nodes born in it, found by their sequence numbers, walked from
-the outputs. A hook before each outermost node sees the gradients of the outputs; a hook after each node with an edge that
-leaves the set sees the gradients of the inputs. The graph is not changed, no tensor and no node is kept, no hook returns anything.
+Before a call, the edges of its inputs are noted. After it, the nodes it created are found by their sequence numbers, walking
+from the outputs. A hook before each outermost node sees the gradients of the outputs. A hook after each node with an edge
+that leaves the set sees the gradients of the inputs. The graph is not changed, no tensor or node is kept, and no hook returns
+anything.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from tensorprobe.arguments import Tensors
-from tensorprobe.taps.snapshot import quiet
+from tensorprobe.model.event import Event
+from tensorprobe.torch_names import quiet
 
 LEAF = 1 << 62
-"""Nodes that accumulate into a leaf have the greatest sequence number there is."""
+"""Nodes that accumulate into a leaf have the greatest possible sequence number."""
 _CAST_DEPTH = 4
 
 Edges = dict[Any, str]
@@ -29,12 +31,18 @@ Found = list[tuple[str, torch.Tensor | None]]
 
 
 class Watch:
-    """The backward of one recorded call. Hooks hold it, so it holds neither tensors nor nodes, except sums under way."""
+    """The backward of one recorded call: `about` is its event without slots.
 
-    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take_inputs", "_take_outputs", "call")
+    Hooks hold it, so it holds neither tensors nor nodes, except sums that are not complete.
+    """
 
-    def __init__(self, call: Any, takes: tuple[Take, Take], emit: Callable[[Any, list[Any]], None]) -> None:
-        self.call = call
+    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take_inputs", "_take_outputs", "about", "step")
+
+    def __init__(
+        self, about: Event, step: int, takes: tuple[Take, Take], emit: Callable[[Watch, list[Any]], None]
+    ) -> None:
+        self.about = about
+        self.step = step
         self._take_inputs, self._take_outputs = takes
         self._emit = emit
         self._edges = 0
@@ -43,30 +51,30 @@ class Watch:
         self._refused: set[int] = set()
 
     def is_wanted(self, task: int, ask: Callable[[str], bool]) -> bool:
-        """Whether this pass of the engine is to be recorded: asked once, when it reaches the call."""
+        """Return whether this pass of the engine is recorded. `ask` is called once, when the pass reaches the call."""
         if task in self._passes:
             return True
         if task in self._refused:
             return False
-        if ask(self.call.backward_name):
+        if ask(self.about.name):
             return True
         self._refused.add(task)
         return False
 
     def expect(self, slots: list[str]) -> None:
-        """The edges that will bring gradients of inputs, by slot; a slot that comes several times gets their sum."""
+        """Set the edges that bring gradients of inputs, by slot. A slot that comes several times gets their sum."""
         self._edges = len(slots)
         if len(set(slots)) < len(slots):
             self._several = {slot: count for slot, count in Counter(slots).items() if count > 1}
 
     def gradients_of_outputs(self, task: int, found: Found) -> bool:
-        """Called from a hook before a node; whether this pass of the engine is new to the watch."""
+        """Take gradients in a hook before a node. Return whether this pass of the engine is new to the watch."""
         current, new = self._pass(task)
         current.inputs += self._take_inputs([(slot, gradient) for slot, gradient in found if gradient is not None])
         return new
 
     def gradients_of_inputs(self, task: int, found: Found) -> bool:
-        """Called from a hook after a node; whether this pass of the engine is new to the watch."""
+        """Take gradients in a hook after a node. Return whether this pass of the engine is new to the watch."""
         current, new = self._pass(task)
         if self._several:
             found = self._add_up(current, found)
@@ -74,18 +82,18 @@ class Watch:
         return new
 
     def arrived(self, task: int, edges: int) -> None:
-        """So many edges have brought their gradients; the call ends with the last."""
+        """Count edges whose gradients have come. The call ends with the last."""
         current = self._passes[task]
         current.missing -= edges
         if current.missing <= 0:
             self.finish(task)
 
     def finish(self, task: int) -> None:
-        """Hand over what came in this pass of the engine; nothing when that was done already."""
+        """Hand over what came in this pass of the engine, unless that was done already."""
         current = self._passes.pop(task, None)
         if current is not None:
             current.outputs += self._take_outputs(list(current.sums.items()))
-            self._emit(self.call, current.inputs + current.outputs)
+            self._emit(self, current.inputs + current.outputs)
 
     def _pass(self, task: int) -> tuple[_Pass, bool]:
         current = self._passes.get(task)
@@ -95,7 +103,7 @@ class Watch:
         return current, True
 
     def _add_up(self, current: _Pass, found: Found) -> Found:
-        """What is complete; the sums of slots that more edges will feed are kept."""
+        """Return what is complete. Sums of slots that more edges will add to are kept."""
         complete: Found = []
         for slot, gradient in found:
             left = current.left.get(slot)
@@ -116,7 +124,7 @@ class Watch:
 
 
 class _Pass:
-    """What one run of the engine has brought so far."""
+    """What one pass of the engine has brought so far."""
 
     __slots__ = ("inputs", "left", "missing", "outputs", "sums")
 
@@ -129,7 +137,7 @@ class _Pass:
 
 
 def edges_of(tensors: Tensors) -> Edges:
-    """Where each input hangs in the graph → the slot of its gradient. The first place of a tensor that comes twice has the total."""
+    """Return the edge of each input → the slot of its gradient. A tensor that comes twice has the total in its first slot."""
     edges: Edges = {}
     for slot, tensor in tensors:
         if tensor.requires_grad:
@@ -140,7 +148,7 @@ def edges_of(tensors: Tensors) -> Edges:
 
 
 def find_roots(outputs: Tensors, start: int, *, mutates: bool = True) -> dict[Any, list[tuple[str, int]]]:
-    """The nodes made by the call that the outputs hang on, each with the slots and places of the gradients it receives."""
+    """Return the nodes of the call that lead to its outputs, each with the slots and indices of the gradients it receives."""
     roots: dict[Any, list[tuple[str, int]]] = {}
     for slot, tensor in outputs:
         if not tensor.requires_grad:
@@ -156,7 +164,7 @@ def find_roots(outputs: Tensors, start: int, *, mutates: bool = True) -> dict[An
 
 
 def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> tuple[set[Any], dict[Any, list[tuple[str, int]]]]:
-    """All nodes of the call, and those of them that hand a gradient to an input: (slot, place in its result)."""
+    """Return all nodes of the call, and those that pass a gradient to an input: (slot, index in its result)."""
     nodes, todo = set(roots), list(roots)
     boundary: dict[Any, list[tuple[str, int]]] = {}
     while todo:
@@ -180,7 +188,7 @@ def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> tuple[set[
 
 
 def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
-    """Autocast keeps cast weights: the cast is older than the call, and its input is the call's true one."""
+    """Follow casts: autocast caches cast weights, so the cast is older than the call and its input is the call's own."""
     for _ in range(_CAST_DEPTH):
         following = [edge for edge in node.next_functions if edge[0] is not None]
         if len(following) != 1 or "ToCopy" not in node.name():
@@ -192,15 +200,16 @@ def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
     return None
 
 
-Places = list[tuple[str, int]]
+SlotIndices = list[tuple[str, int]]
+"""Slots, each with the index of its gradient among those of a node."""
 Guard = Callable[[Watch, Callable[[int], bool]], None]
 
 
-def install(watch: Watch, roots: dict[Any, Places], boundary: dict[Any, Places], guard: Guard) -> None:
-    """Put the hooks in place. `guard` runs what they do as tool code, with the number of the engine's pass.
+def install(watch: Watch, roots: dict[Any, SlotIndices], boundary: dict[Any, SlotIndices], guard: Guard) -> None:
+    """Register the hooks. `guard` runs what they do as tool code, with the number of the engine's pass.
 
-    A node that is both, as the only node of a simple op is, needs one hook: after it, both sides are there. A node written in
-    Python needs two: it may change in place what it was given.
+    A node that is both root and boundary, like the only node of a simple op, needs one hook: after it, both sides are known.
+    A node written in Python needs two, because it may change its inputs in place.
     """
     watch.expect([slot for places in boundary.values() for slot, _ in places])
     for node, places in roots.items():
@@ -213,18 +222,18 @@ def install(watch: Watch, roots: dict[Any, Places], boundary: dict[Any, Places],
             node.register_hook(_around_node(watch, [], places, guard))
 
 
-def _is_simple(node: Any, boundary: dict[Any, Places]) -> bool:
+def _is_simple(node: Any, boundary: dict[Any, SlotIndices]) -> bool:
     return node in boundary and not isinstance(node, BackwardCFunction)
 
 
-def _before_node(watch: Watch, places: Places, guard: Guard) -> Callable[..., None]:
+def _before_node(watch: Watch, places: SlotIndices, guard: Guard) -> Callable[..., None]:
     def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
         guard(watch, lambda task: watch.gradients_of_outputs(task, _pick(outputs, places)))
 
     return hook
 
 
-def _around_node(watch: Watch, out_places: Places, in_places: Places, guard: Guard) -> Callable[..., None]:
+def _around_node(watch: Watch, out_places: SlotIndices, in_places: SlotIndices, guard: Guard) -> Callable[..., None]:
     def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
         def take(task: int) -> bool:
             new = watch.gradients_of_outputs(task, _pick(outputs, out_places)) if out_places else False
@@ -237,5 +246,5 @@ def _around_node(watch: Watch, out_places: Places, in_places: Places, guard: Gua
     return hook
 
 
-def _pick(gradients: tuple[torch.Tensor | None, ...], places: Places) -> Found:
+def _pick(gradients: tuple[torch.Tensor | None, ...], places: SlotIndices) -> Found:
     return [(slot, gradients[place]) for slot, place in places if place < len(gradients)]

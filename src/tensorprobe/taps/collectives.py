@@ -1,6 +1,6 @@
-"""Results of asynchronous collectives: they are there when `Work.wait` returns, not when the call does.
+"""Results of asynchronous collectives: they exist when `Work.wait` returns, not when the call does.
 
-While a probe records, `Work.wait` is wrapped; `remove` puts back what was there.
+While a probe records, `Work.wait` is wrapped; `remove` restores it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
-from tensorprobe.taps.session import Header, Session
+from tensorprobe.taps.session import OpenCall, Session
 
 
 class Collectives:
-    """Collectives under way, by the identity of their handle. They are kept alive until they are waited for or the step ends."""
+    """Pending collectives, by the identity of their handle. They are kept alive until they are waited for or the step ends."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._pending: dict[int, tuple[Any, Header, list[Any], tuple[Any, Any], Tensors]] = {}
+        self._pending: dict[int, tuple[Any, OpenCall, Tensors]] = {}
         self._original: Any = None
 
     def install(self) -> None:
@@ -46,21 +46,21 @@ class Collectives:
             self._original = None
 
     def is_pending(self, result: Any) -> bool:
-        """Whether a collective gave back a handle instead of a finished result."""
+        """Return whether a collective returned a handle that is not complete yet."""
         work = _work_class()
         return work is not None and isinstance(result, work) and not result.is_completed()
 
-    def later(self, handle: Any, header: Header, slots: list[Any], tree: tuple[Any, Any], outputs: Tensors) -> None:
+    def later(self, handle: Any, call: OpenCall, outputs: Tensors) -> None:
         """Record this call when its handle is waited for."""
         with self._lock:
-            self._pending[id(handle)] = (handle, header, slots, tree, outputs)
+            self._pending[id(handle)] = (handle, call, outputs)
 
     def arrived(self, handle: Any) -> None:
-        """The handle was waited for: its outputs are there now."""
+        """Record the call of a handle that was waited for: its outputs are complete now."""
         with self._lock:
             entry = self._pending.pop(id(handle), None)
         if entry is not None:
-            self._record(entry)
+            self._record(*entry[1:])
 
     def end_step(self) -> None:
         """Record what nobody waited for (a stream may have), so that it is not lost."""
@@ -68,21 +68,20 @@ class Collectives:
             entries, self._pending = list(self._pending.values()), {}
         for entry in entries:
             self._session.notes["asynchronous collective recorded at the end of the step: nobody waited for it"] += 1
-            self._record(entry)
+            self._record(*entry[1:])
 
-    def _record(self, entry: tuple[Any, Header, list[Any], tuple[Any, Any], Tensors]) -> None:
-        _, header, slots, tree, outputs = entry
+    def _record(self, call: OpenCall, outputs: Tensors) -> None:
         session = self._session
-        if not session.recording or not header.wanted.forward:
+        if not session.recording or not call.wanted.forward:
             return
         busy, session.state.busy = session.state.busy, True
         try:
             with torch_names.no_overrides():
                 if session.selection.outputs:
-                    slots = slots + session.snapshots.take(outputs)
-                session.emit(header, slots, args=tree[0], kwargs=tree[1])
+                    call.event.slots += session.sink.take(outputs)
+                session.emit(call.event)
         except Exception as error:
-            session.tool_failed(header.name, error)
+            session.tool_failed(call.event.name, error)
         finally:
             session.state.busy = busy
 

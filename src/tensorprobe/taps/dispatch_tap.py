@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
+from tensorprobe.errors import TrainingStopped
+from tensorprobe.model.event import Event
+from tensorprobe.model.sink import SecondSink
 from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_aten
-from tensorprobe.taps.session import NODE_KEY, Header, Origin, Session
+from tensorprobe.taps.session import NODE_KEY, Origin, Session
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class DispatchTap(torch_names.DispatchMode):
-    """Records ATen calls for a session."""
+    """Makes an event of each ATen call; or asks the sink before and after each, if it needs a second execution."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
         self._plans: dict[Any, AtenPlan] = {}
+        sink = session.sink
+        self._second = sink if sink.needs.second and isinstance(sink, SecondSink) else None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled regions pass through: torch.compile need not give up because this mode is on."""
+        """Let compiled regions pass: torch.compile need not give up because this mode is on."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -31,21 +40,23 @@ class DispatchTap(torch_names.DispatchMode):
         if torch_names.is_tracing():
             session.pass_by_tracing()
             return func(*args, **kwargs)
+        if self._second is not None:
+            return self._run_asking(self._second, func, types, args, kwargs)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = self._make_plan(func)
         if plan.name is None:
             return func(*args, **kwargs)
-        opened = self._before(plan, args, kwargs)
+        opened = self._before(plan.name, plan, args, kwargs)
         if opened is None:
             return func(*args, **kwargs)
-        header, slots, inputs, tree = opened
+        event, inputs = opened
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._after(plan, header, slots, tree, [], None, raised=type(error).__name__)
+            self._after(plan, event, [], None, raised=type(error).__name__)
             raise
-        self._after(plan, header, slots, tree, inputs, result)
+        self._after(plan, event, inputs, result)
         return result
 
     def _make_plan(self, func: Any) -> AtenPlan:
@@ -55,48 +66,32 @@ class DispatchTap(torch_names.DispatchMode):
             self._session.tool_failed(str(func), error)
             return AtenPlan(None)
 
-    def _before(
-        self, plan: AtenPlan, args: Any, kwargs: Any
-    ) -> tuple[Header, list[Any], Tensors, tuple[Any, Any]] | None:
+    def _before(self, name: str, plan: AtenPlan, args: Any, kwargs: Any) -> tuple[Event, Tensors] | None:
         session = self._session
         session.state.busy = True
-        name = plan.name or ""
         try:
             with torch_names.no_overrides():
-                in_backward = torch_names.graph_task() != -1 and session.repetition() is None
-                header = session.aten_header(
-                    name, backward=in_backward, origin=origin_of_backward() if in_backward else None
-                )
-                if header is None:
+                event = self.event(name)
+                if event is None:
                     return None
                 inputs: Tensors = []
-                tree = flatten_arguments(args, kwargs, inputs)
-                slots: list[Any] = []
+                event.args, event.kwargs = flatten_arguments(args, kwargs, inputs)
                 if session.selection.inputs:
-                    slots = session.snapshots.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
-                return header, slots, inputs, tree
+                    event.slots = session.sink.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
+                return event, inputs
         except Exception as error:
             session.tool_failed(name, error)
             return None
         finally:
             session.state.busy = False
 
-    def _after(
-        self,
-        plan: AtenPlan,
-        header: Header,
-        slots: list[Any],
-        tree: Any,
-        inputs: Tensors,
-        result: Any,
-        raised: str | None = None,
-    ) -> None:
+    def _after(self, plan: AtenPlan, event: Event, inputs: Tensors, result: Any, raised: str | None = None) -> None:
         session = self._session
         session.state.busy = True
         try:
             with torch_names.no_overrides():
                 if raised == "_StopRecomputationError":
-                    session.discard(slots)
+                    session.discard(event)
                     return
                 outputs: Tensors = []
                 if plan.written:
@@ -105,15 +100,82 @@ class DispatchTap(torch_names.DispatchMode):
                     flatten_result(result, outputs)
                 if session.selection.outputs:
                     but = ("output",) if plan.allocates else ()
-                    slots = slots + session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
-                session.emit(header, slots, args=tree[0], kwargs=tree[1], raised=raised)
+                    event.slots += session.sink.take(outputs, but=but, reason=UNINITIALISED)
+                event.raised = raised
+                session.emit(event)
         except Exception as error:
-            session.tool_failed(header.name, error)
+            session.tool_failed(event.name, error)
         finally:
             session.state.busy = False
 
+    def _run_asking(self, sink: SecondSink, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call between the sink's `begin` and `end`."""
+        session = self._session
+        state = session.state
+        if types and not _PLAIN.issuperset(types):
+            if any(map(torch_names.is_wrapper_class, types)):
+                return NotImplemented  # it dispatches itself, and the calls it makes come here again
+            return func(*args, **kwargs)
+        state.busy = True
+        opened = None
+        try:
+            with torch_names.no_overrides():
+                opened = sink.begin(func, args, kwargs, self)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            session.tool_failed(str(func), error)
+        finally:
+            state.busy = False
+        if opened is None:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            self._report_raised(sink, func, opened, error)
+            raise
+        state.busy = True
+        try:
+            with torch_names.no_overrides():
+                return sink.end(opened, result)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            session.tool_failed(str(func), error)
+            return result
+        finally:
+            state.busy = False
 
-def origin_of_backward() -> Origin | None:
-    """The API call and module whose backward is being computed, as written on the node in forward."""
+    def _report_raised(self, sink: SecondSink, func: Any, opened: Any, error: BaseException) -> None:
+        state = self._session.state
+        state.busy = True
+        try:
+            sink.raised(opened, error)
+        except Exception as problem:  # the user's own exception is what matters
+            self._session.tool_failed(str(func), problem)
+        finally:
+            state.busy = False
+
+    @property
+    def step(self) -> int:
+        """The current step."""
+        return self._session.step
+
+    def count(self, op: str) -> None:
+        """Number a call that is of no interest."""
+        self._session.count_aten(op, backward=self._in_backward())
+
+    def event(self, op: str) -> Event | None:
+        """Number and describe a call; None when it is not wanted."""
+        in_backward = self._in_backward()
+        origin = _origin_of_backward() if in_backward else None
+        return self._session.aten_event(op, backward=in_backward, origin=origin)
+
+    def _in_backward(self) -> bool:
+        return torch_names.graph_task() != -1 and self._session.repetition() is None
+
+
+def _origin_of_backward() -> Origin | None:
+    """Return the API call and module whose backward is being computed, as stored on the node in forward."""
     node = torch_names.autograd_node()
     return None if node is None else node.metadata.get(NODE_KEY)

@@ -1,4 +1,8 @@
-"""The API level: a TorchFunctionMode that sees every call of a torch function, method or operator, by whatever name it was imported."""
+"""The API level: a TorchFunctionMode that sees every call of a torch function, method or operator, whatever name it was imported by.
+
+What is done about a call depends on what the sink needs. `Describing` makes an event of it; `Looking` (looking.py) only shows
+it to the sink.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -19,36 +24,41 @@ from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.operators import OPERATORS, spell_operator
 from tensorprobe.taps.override_free import COMPOSITES, ENGINES
-from tensorprobe.taps.plans import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, Plan, plan_function
-from tensorprobe.taps.session import Header, Session, ThreadState
+from tensorprobe.taps.plans import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
+from tensorprobe.taps.session import OpenCall, Session, ThreadState
 
 _is_compiling, _is_tracing = torch_names.is_compiling, torch_names.is_tracing
 
+Plans = dict[Any, FunctionPlan]
+
+
+class Handling(Protocol):
+    """What a function tap does about the calls it sees."""
+
+    def run(self, func: Any, plan: FunctionPlan, state: ThreadState, args: Any, kwargs: Any) -> Any:
+        """Execute a call and return its result."""
+
+    def idle(self) -> None:
+        """A backward is over."""
+
 
 class FunctionTap(TorchFunctionMode):
-    """Watches one thread's calls for a session. Pushed below all other modes, so that it sees what is really executed.
+    """Watches one thread's calls. Pushed below all other modes, so that it sees what is really executed."""
 
-    Calls that are not recorded (`record` false) are counted and named, for the ATen calls made in them. `alone` is for one
-    call that is to be bracketed, or run once more.
-    """
-
-    def __init__(
-        self, session: Session, collectives: Collectives, *, record: bool, alone: AloneRun | None = None
-    ) -> None:
+    def __init__(self, session: Session, plans: Plans, handling: Handling) -> None:
         super().__init__()
         self._session = session
-        self._collectives = collectives
-        self._record = record
-        self._alone = alone
-        self._plans: dict[Any, Plan] = {}
-        self.names_operators = False
-        """Whether `x + y` is `Tensor.__add__`, as Python has it, and not `Tensor.add`."""
+        self._plans = plans
+        self._run = handling.run
+        self._idle = handling.idle
+        self._names_operators = session.sink.needs.rules.operators
+        self._spelled: dict[str, FunctionPlan] = {}
         self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_compiling():
-            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
+        if _is_compiling():
+            return func(*args, **kwargs)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = self._make_plan(func)
@@ -56,21 +66,68 @@ class FunctionTap(TorchFunctionMode):
         state = session.state
         if state.busy or not session.recording:
             return func(*args, **kwargs)
-        if plan.name is None:
+        if not plan.name:
             if plan is not ENGINE:
                 return func(*args, **kwargs)
             with self.visible_inside(kwargs):
-                return ENGINES[func](*args, **kwargs)
+                result = ENGINES[func](*args, **kwargs)
+            self._idle()
+            return result
         if _is_tracing():
             session.pass_by_tracing()
             return func(*args, **kwargs)
-        if self.names_operators and plan.name in OPERATORS:
-            plan = plan._replace(name=spell_operator(plan.name, sys._getframe(1)))
+        if self._names_operators and plan.name in OPERATORS:
+            plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1)))
+        return self._run(func, plan, state, args, kwargs)
+
+    def _make_plan(self, func: Any) -> FunctionPlan:
+        try:
+            return plan_function(func)
+        except Exception as error:
+            self._session.tool_failed(getattr(func, "__name__", type(func).__name__), error)
+            return NOT_AN_OP
+
+    def _respelled(self, plan: FunctionPlan, name: str) -> FunctionPlan:
+        """Return the plan of an operator under its name in Python."""
+        found = self._spelled.get(name)
+        if found is None:
+            found = self._spelled[name] = msgspec.structs.replace(plan, name=name)
+        return found
+
+
+class Describing:
+    """Makes an event of every call, with its tensors and its backward.
+
+    Without `record` calls are only counted and named, for the ATen calls made in them. `alone` handles one call that is
+    bracketed or run once more.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        plans: Plans,
+        collectives: Collectives,
+        *,
+        record: bool = True,
+        alone: AloneRun | None = None,
+    ) -> None:
+        self._session = session
+        self._plans = plans
+        self._collectives = collectives
+        self._record = record
+        self._alone = alone
+        self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[Any]] | None = None
+
+    def idle(self) -> None:
+        """Do nothing when a backward is over."""
+
+    def run(self, func: Any, plan: FunctionPlan, state: ThreadState, args: Any, kwargs: Any) -> Any:
+        """Execute a call between `_before` and `_after`."""
         call = self._before(state, plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
         try:
-            if self._alone is not None and self._alone.is_due(call.header):
+            if self._alone is not None and self._alone.is_due(call.event.name):
                 result = self._run_alone_too(self._alone, func, call, args, kwargs)
             elif plan.is_leaf and self._record:
                 result = func(*args, **kwargs)
@@ -82,22 +139,15 @@ class FunctionTap(TorchFunctionMode):
         self._after(state, func, plan, call, result)
         return result
 
-    def _make_plan(self, func: Any) -> Plan:
-        try:
-            return plan_function(func)
-        except Exception as error:
-            self._session.tool_failed(getattr(func, "__name__", type(func).__name__), error)
-            return NOT_AN_OP
-
-    def _inside(self, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
+    def _inside(self, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
         """Run a function whose parts are recorded too, as calls that belong to it."""
         state = self._session.state
         calls, outer = state.calls, state.call_stack
-        calls.append(call.header.name)
-        state.call_stack = call.header.stack
+        calls.append(call.event.name)
+        state.call_stack = call.event.stack
         composite = COMPOSITES.get(func)
         try:
-            if composite is None:
+            if composite is None or self.visible_inside is None:
                 return func(*args, **kwargs)
             with self.visible_inside(kwargs):
                 return composite(*args, **kwargs)
@@ -105,29 +155,28 @@ class FunctionTap(TorchFunctionMode):
             calls.pop()
             state.call_stack = outer
 
-    def _run_alone_too(self, alone: AloneRun, func: Any, call: _OpenCall, args: Any, kwargs: Any) -> Any:
+    def _run_alone_too(self, alone: AloneRun, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
         true_call = partial(self._inside, func, call, args, kwargs)
-        result, again = alone.run(true_call, call.header, func, args, kwargs)
+        result, again = alone.run(true_call, call, func, args, kwargs)
         if again:
-            call.start = -1  # what its true backward does is not asked for: its nodes bear no name
+            call.start = -1  # the second run's backward stands for it: ATen calls of the true one belong to no call
         return result
 
-    def _before(self, state: ThreadState, plan: Plan, args: Any, kwargs: Any) -> _OpenCall | None:
-        """Count the call and copy its inputs; None when nothing more is to be done about it."""
+    def _before(self, state: ThreadState, plan: FunctionPlan, args: Any, kwargs: Any) -> OpenCall | None:
+        """Number the call and take its inputs. None when nothing more is to be done about it."""
         session = self._session
         state.busy = True
+        name = plan.name
         try:
             with torch_names.no_overrides():
-                header = (
-                    session.header(plan.name or "", Level.API) if self._record else session.attribution(plan.name or "")
-                )
-                if header is None:
+                call = session.begin_call(name, Level.API) if self._record else session.enclosing_call(name)
+                if call is None:
                     return None
-                call = _OpenCall(header)
-                call.tree = flatten_arguments(args, kwargs, call.inputs)
-                if header.wanted.forward and session.selection.inputs and self._record:
+                event = call.event
+                event.args, event.kwargs = flatten_arguments(args, kwargs, call.inputs)
+                if call.wanted.forward and session.selection.inputs and self._record:
                     but = plan.receives or (OUT if "out" in kwargs else ())
-                    call.slots = session.snapshots.take(call.inputs, but=but, reason=WRITTEN_ONLY)
+                    event.slots = session.sink.take(call.inputs, but=but, reason=WRITTEN_ONLY)
                 if plan.mutates and not plan.returns_changed:
                     call.versions = [_version(tensor) for _, tensor in call.inputs]
                 if torch.is_grad_enabled():
@@ -135,13 +184,13 @@ class FunctionTap(TorchFunctionMode):
                     call.start = torch_names.sequence_number()
                 return call
         except Exception as error:
-            session.tool_failed(plan.name or "", error)
+            session.tool_failed(name, error)
             return None
         finally:
             state.busy = False
 
-    def _after(self, state: ThreadState, func: Any, plan: Plan, call: _OpenCall, result: Any) -> None:
-        """Copy the outputs, hand the call over, and follow its gradients."""
+    def _after(self, state: ThreadState, func: Any, plan: FunctionPlan, call: OpenCall, result: Any) -> None:
+        """Take the outputs, hand the call over, and follow its gradients."""
         session = self._session
         state.busy = True
         try:
@@ -154,25 +203,25 @@ class FunctionTap(TorchFunctionMode):
                     self._learn(func, plan, call)
                     return
                 if plan.distributed and self._collectives.is_pending(result):
-                    self._collectives.later(result, call.header, call.slots, call.tree, outputs)
+                    self._collectives.later(result, call, outputs)
                     return
-                if call.header.wanted.forward and self._record:
+                if call.wanted.forward and self._record:
                     if session.selection.outputs:
                         but = ("output",) if plan.allocates else ()
-                        call.slots += session.snapshots.take(outputs, but=but, reason=UNINITIALISED)
-                    session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1])
+                        call.event.slots += session.sink.take(outputs, but=but, reason=UNINITIALISED)
+                    session.emit(call.event)
                 elif self._record:
                     session.filter_out()
                 if call.start >= 0 and (call.edges or plan.mutates):
                     follow = session.watch_backward if self._record else session.mark_nodes
-                    follow(call.header, call.edges, outputs, call.start)
+                    follow(call, outputs)
         except Exception as error:
-            session.tool_failed(call.header.name, error)
+            session.tool_failed(call.event.name, error)
         finally:
             state.busy = False
 
-    def _changed(self, plan: Plan, call: _OpenCall, outputs: Tensors) -> Tensors:
-        """The arguments that the call has changed are outputs too. A collective changes them without saying so."""
+    def _changed(self, plan: FunctionPlan, call: OpenCall, outputs: Tensors) -> Tensors:
+        """Return the arguments that the call has changed, as outputs. A collective leaves the version numbers alone."""
         returned = {id(tensor) for _, tensor in outputs}
         prefix = "output.changed" if outputs else "output"
         changed = []
@@ -182,45 +231,29 @@ class FunctionTap(TorchFunctionMode):
                 changed.append((f"{prefix}{slot[5:]}", tensor))
         return changed
 
-    def _learn(self, func: Any, plan: Plan, call: _OpenCall) -> None:
-        """The call was a question, not an operation. So will the next ones be, unless the function may also change arguments."""
-        self._session.forget(call.slots)
+    def _learn(self, func: Any, plan: FunctionPlan, call: OpenCall) -> None:
+        """The call was a query, not an operation. So are the next ones, unless the function may also change arguments."""
+        self._session.sink.drop(call.event.slots)
         if not plan.mutates:
             self._plans[func] = NOT_AN_OP
 
-    def _raised(self, call: _OpenCall, error: BaseException) -> None:
-        """An op that raised is recorded with its inputs; a recomputation that stops early raises by design and is not."""
+    def _raised(self, call: OpenCall, error: BaseException) -> None:
+        """Record an op that raised, with its inputs. A recomputation that stops early raises by design and is left out."""
         session = self._session
         session.state.busy = True
         try:
             with torch_names.no_overrides():
                 if not self._record:
                     return
-                if type(error).__name__ == "_StopRecomputationError" or not call.header.wanted.forward:
-                    session.discard(call.slots)
+                if type(error).__name__ == "_StopRecomputationError" or not call.wanted.forward:
+                    session.discard(call.event)
                 else:
-                    session.emit(
-                        call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=type(error).__name__
-                    )
+                    call.event.raised = type(error).__name__
+                    session.emit(call.event)
         except Exception as problem:
-            session.tool_failed(call.header.name, problem)
+            session.tool_failed(call.event.name, problem)
         finally:
             session.state.busy = False
-
-
-class _OpenCall:
-    """A call between its beginning and its end."""
-
-    __slots__ = ("edges", "header", "inputs", "slots", "start", "tree", "versions")
-
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        self.inputs: Tensors = []
-        self.slots: list[Any] = []
-        self.tree: tuple[Any, Any] = (None, None)
-        self.versions: list[int] = []
-        self.edges: dict[Any, str] = {}
-        self.start = -1
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -1,6 +1,6 @@
-"""The module level: `nn.Module.__call__` wrapped once, for all modules, and put back at the end.
+"""The module level: `nn.Module.__call__` wrapped once, for all modules, and restored at the end.
 
-It always tells the other taps in which module they are. It records module calls when asked to.
+The other taps always learn from it in which module they are. Module calls are recorded if the level asks for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.model import Level
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters, inner_module
-from tensorprobe.taps.session import Header, Session
+from tensorprobe.taps.session import OpenCall, Session
 
 
 class ModuleTap:
@@ -74,7 +74,7 @@ class ModuleTap:
             state.outer_stack = outer
 
     def _path(self, module: nn.Module, *, outermost: bool) -> str:
-        """Where the module is in the model. A model nobody told us of is learnt when it is first called from outside."""
+        """Return the path of a module in the model. An unknown model is added when it is first called from outside."""
         path = self._names.path(module)
         if path is None and outermost:
             self._names.add(module)
@@ -98,7 +98,7 @@ class ModuleTap:
         call = self._before(module, path, args, kwargs)
         if call is None:
             return original(module, *args, **kwargs)
-        session.state.calls.append(call.header.name)
+        session.state.calls.append(call.event.name)
         try:
             result = original(module, *args, **kwargs)
         except BaseException as error:
@@ -109,22 +109,21 @@ class ModuleTap:
         self._finish(call, result)
         return result
 
-    def _before(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> _OpenModule | None:
+    def _before(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> OpenCall | None:
         session = self._session
         session.state.busy = True
         name = class_name(module)
         op = f"Module.{path}.{name}" if path else f"Module.{name}"
         try:
             with torch_names.no_overrides():
-                header = session.header(op, Level.MODULE, module=path)
-                if header is None:
+                call = session.begin_call(op, Level.MODULE, module=path)
+                if call is None:
                     return None
-                call = _OpenModule(header)
                 inputs: Tensors = []
-                call.tree = flatten_arguments(args, kwargs, inputs)
+                call.event.args, call.event.kwargs = flatten_arguments(args, kwargs, inputs)
                 inputs += direct_parameters(module)
-                if header.wanted.forward and session.selection.inputs:
-                    call.slots = session.snapshots.take(inputs)
+                if call.wanted.forward and session.selection.inputs:
+                    call.event.slots = session.sink.take(inputs)
                 if torch.is_grad_enabled():
                     call.edges = edges_of(inputs)
                     call.start = torch_names.sequence_number()
@@ -135,37 +134,24 @@ class ModuleTap:
         finally:
             session.state.busy = False
 
-    def _finish(self, call: _OpenModule, result: Any, raised: BaseException | None = None) -> None:
+    def _finish(self, call: OpenCall, result: Any, raised: BaseException | None = None) -> None:
         session = self._session
         session.state.busy = True
         try:
             with torch_names.no_overrides():
                 if type(raised).__name__ == "_StopRecomputationError":
-                    session.discard(call.slots)
+                    session.discard(call.event)
                     return
                 outputs: Tensors = []
                 flatten_result(result, outputs)
-                if call.header.wanted.forward:
+                if call.wanted.forward:
                     if session.selection.outputs:
-                        call.slots += session.snapshots.take(outputs)
-                    name = None if raised is None else type(raised).__name__
-                    session.emit(call.header, call.slots, args=call.tree[0], kwargs=call.tree[1], raised=name)
+                        call.event.slots += session.sink.take(outputs)
+                    call.event.raised = None if raised is None else type(raised).__name__
+                    session.emit(call.event)
                 if call.start >= 0 and outputs:
-                    session.watch_backward(call.header, call.edges, outputs, call.start)
+                    session.watch_backward(call, outputs)
         except Exception as error:
-            session.tool_failed(call.header.name, error)
+            session.tool_failed(call.event.name, error)
         finally:
             session.state.busy = False
-
-
-class _OpenModule:
-    """A module call between its beginning and its end."""
-
-    __slots__ = ("edges", "header", "slots", "start", "tree")
-
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        self.slots: list[Any] = []
-        self.tree: tuple[Any, Any] = (None, None)
-        self.edges: dict[Any, str] = {}
-        self.start = -1

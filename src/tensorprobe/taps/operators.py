@@ -7,8 +7,6 @@ of the caller's is looked at, and each place in a program is looked up once.
 from __future__ import annotations
 
 import dis
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 _COMPARISONS = ("ne", "lt", "le", "gt", "ge")
@@ -44,22 +42,6 @@ _MOST_PLACES = 100_000
 
 _known: dict[tuple[int, int, str], tuple[CodeType, str]] = {}
 """The code is kept so that its id remains its own."""
-
-
-@dataclass(frozen=True)
-class OlderWays:
-    """How an older tool names and chooses calls.
-
-    `operators`: `x + y` is `Tensor.__add__`. `listed`: texts, one of which a call's name must have, or that of a call it
-    is made in. `excluded`: ops that are left out, ATen ops without their overloads. `numbers`: what the numbers of calls
-    begin with. `numbers_go_on`: they do not begin anew with each step.
-    """
-
-    operators: bool = False
-    listed: tuple[str, ...] = ()
-    excluded: frozenset[str] = frozenset()
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    numbers_go_on: bool = False
 
 
 def spell_operator(name: str, frame: FrameType) -> str:

@@ -1,13 +1,15 @@
-"""What to do with each function a tap meets: its canonical name, or that it is not an operation.
+"""How to handle each function that a tap meets: its canonical name, or that it is not an operation.
 
-No list of operations to record is kept: whatever torch lets itself be watched at is recorded, unless it only asks a
-tensor about itself. A function that turns out to give back no tensor and to change none is learnt to be such a question.
+There is no list of operations to record. Everything that torch lets a mode see is recorded, unless it only queries a tensor.
+A function that returns no tensor and changes none is treated as a query from then on.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import torch
 import torch.distributed
 
@@ -34,15 +36,22 @@ OUT = ("input.kwargs.out",)
 WRITTEN_ONLY, UNINITIALISED = Unrecorded.WRITTEN_ONLY.value, Unrecorded.UNINITIALISED.value
 
 
-class Plan(NamedTuple):
-    """How calls of one function are handled. `name` is None for a function that is not an operation.
+Argument = int | str
+"""A position or a keyword."""
 
-    `returns_changed` is set where all that the call changes is what it gives back, as for `Tensor.add_`.
-    `receives` are the beginnings of the slots that the call only writes to: what stands in them before is nobody's result.
-    `writes` are slots, or with a dot at the end lists of them, that the call may change without a trace in the version.
+
+class FunctionPlan(msgspec.Struct, frozen=True):
+    """How calls of one function are handled. `name` is empty for a function that is not an operation.
+
+    - `returns_changed`: everything the call changes is returned, as by `Tensor.add_`.
+    - `receives`: prefixes of the slots that the call only writes to. Their values before the call are of no interest.
+    - `writes`: slots, or lists of slots when they end with a dot, that may change without a new version number.
+    - `overwrites`: arguments that every call changes.
+    - `by_request`: functions of torch.nn.functional take `inplace`, by keyword or by position.
+    - `is_view`: results and gradients hold only values of the inputs.
     """
 
-    name: str | None
+    name: str
     mutates: bool = False
     distributed: bool = False
     allocates: bool = False
@@ -50,15 +59,35 @@ class Plan(NamedTuple):
     is_leaf: bool = True
     writes: tuple[str, ...] = ()
     returns_changed: bool = False
+    overwrites: tuple[Argument, ...] = ()
+    by_request: bool = False
+    is_view: bool = False
+
+    def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors that a call is going to change, as far as its function and its arguments say."""
+        arguments = self.overwrites
+        if self.by_request and (kwargs.get("inplace") or any(arg is True for arg in args)):
+            arguments = (0, "input")
+        found: list[torch.Tensor] = []
+        for argument in arguments:
+            if isinstance(argument, int):
+                value = args[argument] if argument < len(args) else None
+            else:
+                value = kwargs.get(argument)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found += [entry for entry in value if isinstance(entry, torch.Tensor)]
+        return found
 
 
-NOT_AN_OP = Plan(None)
-ENGINE = Plan(None, is_leaf=False)
+NOT_AN_OP = FunctionPlan("")
+ENGINE = FunctionPlan("", is_leaf=False)
 """For functions that run the autograd engine: no operations themselves, but what happens in them is watched."""
 
 
-def plan_function(func: Any) -> Plan:
-    """The plan for a function as a TorchFunctionMode meets it."""
+def plan_function(func: Any) -> FunctionPlan:
+    """Return the plan for a function as a TorchFunctionMode meets it."""
     if func in ENGINES:
         return ENGINE
     name = getattr(func, "__name__", "")
@@ -75,7 +104,37 @@ def plan_function(func: Any) -> Plan:
     in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
     is_leaf = func not in COMPOSITES
     receives = received_slots(canonical)
-    return Plan(canonical, distributed or mutates, distributed, allocates, receives, is_leaf, writes, in_place)
+    mutates = distributed or mutates
+    overwrites = _overwritten_by(func, writes, mutates)
+    return FunctionPlan(
+        canonical,
+        mutates,
+        distributed,
+        allocates,
+        receives,
+        is_leaf,
+        writes,
+        in_place,
+        overwrites,
+        canonical.startswith("Functional.") and not overwrites,
+        has(canonical, Trait.VIEW),
+    )
+
+
+def _overwritten_by(func: Any, writes: tuple[str, ...], mutates: bool) -> tuple[Argument, ...]:
+    """Return the arguments that a function changes whenever it is called."""
+    if isinstance(func, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
+        overload = func if isinstance(func, torch_names.OpOverload) else getattr(func, func.overloads()[0])
+        return tuple(
+            place
+            for number, argument in enumerate(overload._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for place in ((number, argument.name) if not argument.kwarg_only else (argument.name,))
+        )
+    if writes:
+        slots = [slot.rstrip(".").removeprefix("input.") for slot in writes]
+        return tuple(int(slot) if slot.isdecimal() else slot.removeprefix("kwargs.") for slot in slots)
+    return (0, "input") if mutates else ()
 
 
 def _canonical(full: str) -> str | None:
@@ -89,7 +148,7 @@ def _canonical(full: str) -> str | None:
 
 
 def _full_name(func: Any, name: str) -> str | None:
-    """A dotted name that starts with where the function is at home; None for what is no public function."""
+    """Return the dotted name of a function, beginning with its home module; None if it is not public."""
     if isinstance(func, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
         return str(func) if func.__module__ is None or "." in str(func) else f"{func.__module__}.{name}"
     module = getattr(func, "__module__", None) or ""
@@ -98,9 +157,7 @@ def _full_name(func: Any, name: str) -> str | None:
     resolved = torch_names.resolve_name(func)
     if resolved:
         return str(resolved)
-    if (
-        getattr(torch, name, None) is func
-    ):  # torch leaves its private functions, such as _foreach_add, out of its own list
+    if getattr(torch, name, None) is func:  # resolve_name leaves out private functions such as _foreach_add
         return f"torch.{name}"
     if getattr(torch_names.functions_of_nn, name, None) is func:
         return f"torch._C._nn.{name}"
@@ -108,8 +165,8 @@ def _full_name(func: Any, name: str) -> str | None:
     return f"{home}.{name}" if name else None
 
 
-class AtenPlan(NamedTuple):
-    """What the schema of an op says. `name` is None where no tensor comes out; `written` are its outputs when it returns nothing."""
+class AtenPlan(msgspec.Struct, frozen=True):
+    """What the schema of an op says. `name` is None when no tensor comes out. `written` are its outputs when it returns nothing."""
 
     name: str | None
     written: tuple[str, ...] = ()
@@ -118,7 +175,7 @@ class AtenPlan(NamedTuple):
 
 
 def plan_aten(func: Any) -> AtenPlan:
-    """The plan for an op as a TorchDispatchMode meets it: `Aten.mm.default`; an op of another library keeps its namespace."""
+    """Return the plan for an op as a TorchDispatchMode meets it: `Aten.mm.default`. An op of another library keeps its namespace."""
     schema = func._schema
     returns_tensor = any("Tensor" in str(value.type) for value in schema.returns)
     written = tuple(

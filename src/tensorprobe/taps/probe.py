@@ -1,7 +1,7 @@
-"""The probe: what a user starts, steps and stops. It puts the taps in place and takes every one of them away.
+"""The probe: what a user starts, steps and stops. It installs the taps and removes every one of them.
 
-Errors in the settings or the folder are raised by `start`, before training begins. After that nothing of ours is raised:
-what goes wrong is counted, and told by one CaptureIncomplete warning at the end.
+Errors in the settings or the folder are raised by `start`, before training begins. Later errors of the tool are counted and
+reported in one CaptureIncomplete warning at the end.
 """
 
 from __future__ import annotations
@@ -11,36 +11,30 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 
 from tensorprobe.errors import CaptureIncomplete, SettingsError
-from tensorprobe.legacy.layouts.forms import Form, make_place
 from tensorprobe.model import Coverage
-from tensorprobe.record.run_folder import make_run, read_part, refuse_existing
-from tensorprobe.record.writer import RunWriter
+from tensorprobe.model.sink import LookingSink, Sink
+from tensorprobe.record.run_sink import RunSink
 from tensorprobe.settings import Names, Numbers, public
-from tensorprobe.taps.alone import Alone, AloneRun
+from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.dispatch_tap import DispatchTap
-from tensorprobe.taps.function_tap import FunctionTap
-from tensorprobe.taps.lean_tap import LeanTap
+from tensorprobe.taps.function_tap import Describing, FunctionTap, Handling, Plans
+from tensorprobe.taps.looking import Looking
 from tensorprobe.taps.modes import ModeStack
 from tensorprobe.taps.module_names import ModuleNames
 from tensorprobe.taps.module_tap import ModuleTap
-from tensorprobe.taps.operators import OlderWays
 from tensorprobe.taps.ranks import coordinates, find_rank, find_world_size, main_device
 from tensorprobe.taps.recompute import RecomputeTap
-from tensorprobe.taps.second_tap import SecondTap
 from tensorprobe.taps.select import Selection
 from tensorprobe.taps.session import Session
 from tensorprobe.taps.settings import CaptureSettings, Mode
-from tensorprobe.taps.sinks import Sink
-from tensorprobe.taps.snapshot import Snapshots
 from tensorprobe.taps.stacks import StackBook
 from tensorprobe.taps.step_tap import StepTap
 
@@ -52,12 +46,8 @@ class Probe:
     """Records what a PyTorch program computes into the folder `out`.
 
     `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
-    that is already in `out`. The other settings are listed in `CaptureSettings`.
-
-    `rank` is for programs that know it better than torch.distributed and the launcher do. `form` writes a dump in
-    the layout of an older tool instead of a run: what was there before is replaced. `alone` is for one call that is to
-    be bracketed, or run once more. With a `sink` nothing is recorded: it gets the calls, and `out` is its own affair.
-    `ways` is for an older tool's ways of naming and choosing calls.
+    that is already in `out`. `rank` is for programs that know it better than torch.distributed and the launcher do. A `sink`
+    receives the calls in place of a recorder. The other settings are listed in `CaptureSettings`.
     """
 
     is_self_test = False
@@ -70,10 +60,7 @@ class Probe:
         overwrite: bool = False,
         steps_by: str = "call",
         rank: int | None = None,
-        form: Form | None = None,
-        alone: Alone | None = None,
         sink: Sink | None = None,
-        ways: OlderWays | None = None,
         **settings: Any,
     ) -> None:
         self.out = Path(out)
@@ -84,40 +71,38 @@ class Probe:
         self._names = ModuleNames()
         self._names.add(model if model is not None else ())
         self._model_device = main_device(model)
-        self._overwrite = overwrite
         self._steps_by = steps_by
-        self._given_rank, self._form, self._alone, self._sink = rank, form, alone, sink
-        self._ways = ways or OlderWays()
+        self._given_rank = rank
+        self._sink = sink if sink is not None else RunSink(self.out, overwrite=overwrite)
         self.numbers: dict[str, int] = {}
-        """After the end: the next number of each op."""
+        """The next number of each op, once the probe has stopped."""
         self._session: Session | None = None
         self._step = 0
 
     @property
     def running(self) -> bool:
-        """Whether the probe was started and not stopped."""
+        """Return whether the probe was started and not stopped."""
         return self._session is not None
 
     @property
     def step_number(self) -> int:
-        """The step that calls belong to now."""
+        """Return the current step."""
         return self._step
 
     def start(self) -> Probe:
         """Begin to record, after a self-test of a few calls.
 
-        RunExists when the folder is taken, SettingsError when another probe is running, SelfTestFailed when capture does
-        not work here.
+        Raises RunExists when the folder is taken, SettingsError when another probe is running, SelfTestFailed when capture
+        does not work here.
         """
         global _active
         if self._session is not None:
             return self
         rank = find_rank() if self._given_rank is None else self._given_rank
         world_size = max(find_world_size(), rank + 1)
-        if self._form is None and self._sink is None:
-            refuse_existing(self.out, rank, overwrite=self._overwrite)
+        self._sink.check(rank)
         self._wanted_rank = self.settings.ranks is None or rank in self.settings.ranks
-        if self._wanted_rank and self._sink is None and not self.is_self_test:
+        if self._wanted_rank and self._sink.needs.self_test and not self.is_self_test:
             self._test_itself()
         with _active_lock:
             if _active is not None:
@@ -130,19 +115,19 @@ class Probe:
             _active = None
             session, self._session = self._session, None
             if session is not None:
-                session.writer.close(msgspec.to_builtins(session.coverage()), {}, self._model_device)
+                self._sink.close(session.coverage(), {}, self._model_device)
             raise
         return self
 
     def step(self) -> None:
-        """Say that a training step has ended."""
+        """End the current training step."""
         if self._session is not None and not self._session.forked and not self._steps.take_over():
             self._next_step()
 
     def stop(self) -> Coverage | None:
-        """End the run and wait until it is on disk. Everything that was installed is gone. The coverage comes back.
+        """End the run, remove everything that was installed, and return the coverage when all is on disk.
 
-        In a forked child only what it inherited is removed: the run goes on in the parent.
+        In a forked child this only removes what was inherited: the run goes on in the parent.
         """
         global _active
         session, self._session = self._session, None
@@ -160,7 +145,7 @@ class Probe:
         if session.forked:
             return None
         self.coverage = self._close(session)
-        self._warn(session)
+        self._warn()
         return self.coverage
 
     def __enter__(self) -> Probe:
@@ -177,8 +162,8 @@ class Probe:
 
     def _begin(self, rank: int, world_size: int) -> None:
         settings = self.settings
-        self._rank = rank
-        writer, taker = (self._sink, self._sink.taker) if self._sink is not None else self._open(rank, world_size)
+        rules = self._sink.needs.rules
+        self._sink.open(rank, world_size, settings)
         selection = Selection(
             directions=settings.directions,
             sides=settings.sides,
@@ -187,55 +172,29 @@ class Probe:
             ops=settings.ops,
             modules=settings.modules,
             inside=settings.inside,
-            listed=self._ways.listed,
-            excluded=self._ways.excluded,
+            listed=rules.listed,
+            excluded=rules.excluded,
         )
         stacks = StackBook() if settings.wants_stacks else None
-        session = self._session = Session(writer, taker, selection, stacks)
-        session.first_numbers = dict(self._ways.numbers)
-        session.numbers_go_on = self._ways.numbers_go_on
+        session = self._session = Session(self._sink, selection, stacks)
         self._install(session)
         atexit.register(self.stop)
-
-    def _open(self, rank: int, world_size: int) -> tuple[RunWriter, Snapshots]:
-        """The run on disk, and what copies tensors into it."""
-        settings = self.settings
-        place = -1
-        if self._form is None:
-            described = msgspec.to_builtins(settings)
-            make_run(self.out, rank, world_size, torch_version=str(torch.__version__), settings=described)
-        else:
-            place = make_place(self._form)
-        share = None if settings.max_bytes is None else settings.max_bytes // world_size
-        writer = RunWriter(
-            self.out,
-            rank,
-            keep_data=settings.mode == "tensor",
-            max_bytes=share,
-            ring_bytes=settings.ring_bytes,
-            in_process=settings.in_process,
-            form=self._form,
-            place=place,
-        )
-        return writer, Snapshots(writer, mode=settings.mode, floating_only=settings.floating_only)
 
     def _install(self, session: Session) -> None:
         level = self.settings.level
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
-        dispatch = self._dispatch_tap(session) if level.has_aten else None
-        alone = None if self._alone is None else AloneRun(self._alone, session, dispatch)
-        function: FunctionTap | None = None
-        looker = getattr(self._sink, "looker", None)
-        if level.sees_api:
-            function = (
-                FunctionTap(session, self._collectives, record=level.has_api, alone=alone)
-                if looker is None
-                else LeanTap(session, self._collectives, looker)
-            )
-            function.names_operators = self._ways.operators
+        dispatch = DispatchTap(session) if level.has_aten else None
+        alone = None if self._sink.needs.alone is None else AloneRun(self._sink.needs.alone, session, dispatch)
+        plans: Plans = {}
+        describing = Describing(session, plans, self._collectives, record=level.has_api, alone=alone)
+        handling: Handling = describing
+        if self._sink.needs.look and isinstance(self._sink, LookingSink):
+            handling = Looking(session, plans, self._sink, describing)
+        function = FunctionTap(session, plans, handling) if level.sees_api else None
         self._modes = ModeStack(function, dispatch)
+        describing.visible_inside = self._modes.visible_inside
         if function is not None:
             function.visible_inside = self._modes.visible_inside
         self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._modes.settle)
@@ -249,10 +208,6 @@ class Probe:
                 tap.remove()
             raise
 
-    def _dispatch_tap(self, session: Session) -> DispatchTap | SecondTap:
-        second = None if self._sink is None else self._sink.second
-        return DispatchTap(session) if second is None else SecondTap(session, second)
-
     def _next_step(self) -> None:
         session = self._session
         if session is not None and not session.forked:
@@ -261,7 +216,7 @@ class Probe:
             self._resume_if_wanted(session)
 
     def _resume_if_wanted(self, session: Session) -> None:
-        """In a step nobody asked for, no mode is on: it costs nothing."""
+        """Install the modes, unless the step was not selected: it runs at full speed then."""
         wanted = self.settings.steps is None or self._step in self.settings.steps
         if wanted and not session.over:
             session.begin_step(self._step)
@@ -273,7 +228,7 @@ class Probe:
     def _pause(self, session: Session) -> None:
         if not self._paused:
             self._collectives.end_step()
-            session.flush()
+            session.end_step()
             session.recording = False
             self._modes.unfollow_threads()
             self._modes.remove()
@@ -281,21 +236,17 @@ class Probe:
 
     def _close(self, session: Session) -> Coverage:
         coverage = session.coverage()
-        session.writer.close(msgspec.to_builtins(coverage), coordinates(), self._model_device)
-        if isinstance(session.writer, RunWriter):
-            part = read_part(self.out, self._rank) if self._form is None else session.writer.part
-        else:
-            part = None
-        if part is not None and part.closed:
-            return part.coverage
-        return msgspec.structs.replace(coverage, first_error=coverage.first_error or session.writer.failure)
+        kept = self._sink.close(coverage, coordinates(), self._model_device)
+        if kept is not None:
+            return kept
+        return msgspec.structs.replace(coverage, first_error=coverage.first_error or self._sink.failure)
 
-    def _warn(self, session: Session) -> None:
+    def _warn(self) -> None:
         coverage = self.coverage
         if coverage is None:
             return
         problems = []
-        failure = session.writer.failure
+        failure = self._sink.failure
         if coverage.failed or (coverage.first_error and coverage.first_error != failure):
             what = f"{coverage.failed:,} calls are not recorded" if coverage.failed else "calls are recorded in part"
             problems.append(f"{what}. First: {coverage.first_error}")
@@ -372,5 +323,25 @@ def capture(
 
 
 def active_probe() -> Probe | None:
-    """The probe that is running in this process, if one is: for a script that is captured from outside and wants to tell its steps."""
+    """Return the probe that runs in this process, if any: for a script that is captured from outside and ends its own steps."""
     return _active
+
+
+def watch_kernels(function: Callable[[], Any], sink: Sink, *, rank: int = 0, **settings: Any) -> Coverage:
+    """Call a function and send every ATen call in it to the sink. What the function raises is passed on.
+
+    This needs no probe, and one that runs is not disturbed.
+    """
+    chosen = CaptureSettings.of(level="aten", stacks=False, **settings)
+    sink.check(rank)
+    sink.open(rank, rank + 1, chosen)
+    session = Session(sink, Selection(sides=chosen.sides))
+    session.begin_step(0)
+    session.recording = True
+    try:
+        with DispatchTap(session):
+            function()
+    finally:
+        session.recording = False
+        kept = sink.close(session.coverage(), {}, "")
+    return session.coverage() if kept is None else kept

@@ -1,6 +1,7 @@
-"""What the taps of one probe share while it records: the step, the numbers of calls, where each thread is, and the counts.
+"""What the taps of one probe share: the step, the numbers of calls, where each thread is, and the counts.
 
-Every tap hands its calls to `emit`. Code of the tool that fails is counted here and never reaches the training.
+Every tap hands its calls to `emit`, which hands them to the sink. Errors of the tool are counted here and never reach the
+program.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
 from tensorprobe.model import Coverage, Level
-from tensorprobe.record.writer import RunWriter
+from tensorprobe.model.event import Event
+from tensorprobe.model.sink import Sink
 from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
-from tensorprobe.taps.late import LateSummaries
 from tensorprobe.taps.select import Selection, Wanted, backward_of
-from tensorprobe.taps.sinks import Sink, Taker
 from tensorprobe.taps.stacks import OuterStack, StackBook
 
 NODE_KEY = "tensorprobe"
@@ -30,37 +32,35 @@ _MOST_FAILURES = 1000
 """After so many failures, if they are most of the calls, recording stops and the program goes on at full speed."""
 
 
-class Header(NamedTuple):
-    """All that is known of a call but its tensors."""
+class OpenCall(msgspec.Struct):
+    """A call between its beginning and its end: its event, and what only the taps need to know."""
 
-    level: Level
-    module: str
-    parent: str | None
-    origin: str | None
-    stack: int | None
-    thread: int
-    repeat: int
-    step: int
-    name: str
+    event: Event
     backward_name: str
     wanted: Wanted
+    step: int
+    inputs: Tensors = []
+    versions: list[int] = []
+    edges: Edges = {}
+    start: int = -1
+    """The sequence number of autograd when the call began. -1: its backward is not followed."""
 
 
 class Origin(NamedTuple):
-    """Written on an autograd node: the call whose backward it is, the outermost one, and those within it."""
+    """Stored in the metadata of an autograd node: the outermost call whose backward it is, and the calls within that."""
 
     call: str
     module: str
     stack: int | None
     era: object
-    """The session and step that the number of the stack belongs to: a graph may be walked back in another."""
+    """The session and step that the stack number belongs to. The backward may run in another."""
     within: tuple[str, ...] = ()
 
 
 class Recompute(NamedTuple):
-    """A forward that is being run again: it takes its numbers from what they were the first time.
+    """A forward that is being recomputed. Its calls get the numbers they had the first time.
 
-    `task` is the pass of the engine it is run in. A backward that is started inside it is a pass of its own, and no repetition.
+    `task` is the pass of the autograd engine it runs in. A backward started inside it is another pass, and no repetition.
     """
 
     numbers: dict[str, int]
@@ -81,23 +81,22 @@ class ThreadState(threading.local):
         self.call_stack: int | None = None
 
 
+_ONLY_BACKWARD = Wanted(False, True)
 _live: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
-    """One probe at work. `recording` is false between the wanted steps, after the end, and in a child, which is `forked`."""
+    """One probe at work. `recording` is false between the wanted steps, after the end, and in a forked child."""
 
-    def __init__(
-        self, writer: RunWriter | Sink, snapshots: Taker, selection: Selection, stacks: StackBook | None
-    ) -> None:
-        self.writer = writer
-        self.snapshots = snapshots
+    def __init__(self, sink: Sink, selection: Selection, stacks: StackBook | None = None) -> None:
+        rules = sink.needs.rules
+        self.sink = sink
         self.selection = selection
         self.recording = False
         self.forked = self.ended = False
         self.over = False
-        """Whether a sink has ended it: no step begins any more."""
-        self.numbers_go_on = False
+        """Whether the sink has ended it: no further step begins."""
+        self._numbers_go_on = rules.numbers_go_on
         self.step, self.era = 0, object()
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
@@ -105,29 +104,26 @@ class Session:
         self.recorded = self.filtered = self.failed = 0
         self.first_error: str | None = None
         self._stacks = stacks
-        self.first_numbers: dict[str, int] = {}
-        """What the numbers of the first step begin with."""
+        self._first_numbers = dict(rules.numbers)
         self._numbers: dict[str, int] = {}
         self._repeats: dict[str, int] = {}
         self._threads = 0
         self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
-        take = snapshots.take
+        take = sink.take
         self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
-        self._late = LateSummaries(writer)
-        self._hand_over = self._late.call if snapshots.summary_only else writer.call
         _live.add(self)
 
     def coverage(self) -> Coverage:
-        """The counts as they are now."""
+        """Return the counts as they are now."""
         return Coverage(
             seen=self.recorded + self.filtered + self.failed,
             recorded=self.recorded,
             filtered=self.filtered,
             failed=self.failed,
-            slots=self.snapshots.slots,
-            slots_skipped=dict(self.snapshots.skipped),
-            bytes_seen=self.snapshots.bytes_seen,
+            slots=self.sink.slots_taken,
+            slots_skipped=dict(self.sink.slots_skipped),
+            bytes_seen=self.sink.bytes_seen,
             blind_spots=dict(self.blind_spots),
             unmatched=self.selection.unmatched(),
             notes=[*(f"{note} ({count} times)" for note, count in self.notes.items()), *torch_names.limits()],
@@ -135,23 +131,23 @@ class Session:
         )
 
     def pass_by_tracing(self) -> None:
-        """A call was made while torch.jit traced: its shapes are no numbers then, and nothing can be recorded."""
+        """Count a call made while torch.jit traces. Its shapes are not numbers then, and nothing can be recorded."""
         self.blind_spots["tracing (torch.jit.trace): calls made meanwhile are not recorded"] += 1
 
     def begin_step(self, step: int) -> None:
-        """Numbers start again from 0."""
+        """Start numbering from 0 again."""
         self.step, self.era = step, object()
         with self._lock:
-            if self.first_numbers or not self.numbers_go_on:
-                self._numbers, self.first_numbers = self.first_numbers, {}
+            if self._first_numbers or not self._numbers_go_on:
+                self._numbers, self._first_numbers = self._first_numbers, {}
             self._repeats = {}
         self.selection.begin_step()
         if self._stacks is not None:
             self._stacks.clear()
-        self.writer.step(step)
+        self.sink.begin_step(step)
 
     def number(self, op: str, recompute: Recompute | None) -> int:
-        """The next number of an op."""
+        """Return the next number of an op."""
         numbers = self._numbers if recompute is None else recompute.numbers
         with self._lock:
             number = numbers.get(op, 0)
@@ -159,18 +155,18 @@ class Session:
         return number
 
     def repetition(self) -> Recompute | None:
-        """The forward this thread is running again, when it is in that and not in a backward started inside it."""
+        """Return the forward that this thread recomputes, unless it is in a backward started inside that."""
         recompute = self.state.recompute
         return recompute if recompute is None or recompute.task == torch_names.graph_task() else None
 
     def numbers_now(self) -> dict[str, int]:
-        """What the next numbers are, for a forward that may be run again."""
+        """Return the next number of each op, for a forward that may be recomputed."""
         recompute = self.repetition()
         with self._lock:
             return dict(self._numbers if recompute is None else recompute.numbers)
 
-    def header(self, op: str, level: Level, *, module: str | None = None) -> Header | None:
-        """Count a forward call of a module or an API; its header, or None when it is not wanted."""
+    def begin_call(self, op: str, level: Level, *, module: str | None = None) -> OpenCall | None:
+        """Number a forward call of a module or an API. None when it is not wanted."""
         state = self.state
         recompute = None if state.recompute is None else self.repetition()
         number = self.number(op, recompute)
@@ -181,10 +177,11 @@ class Session:
         if not (wanted.forward or wanted.backward):
             self.filter_out()
             return None
-        return self._header(state, recompute, level, name, back, path, wanted)
+        event = self._event(state, recompute, level, name, path)
+        return OpenCall(event, back, wanted, self.step)
 
-    def aten_header(self, op: str, *, backward: bool, origin: Origin | None) -> Header | None:
-        """Count an ATen call, which has a direction of its own; `origin` is what it is the backward of."""
+    def aten_event(self, op: str, *, backward: bool, origin: Origin | None) -> Event | None:
+        """Number an ATen call, which has a direction of its own. `origin` is the call whose backward it belongs to."""
         direction = "backward" if backward else "forward"
         recompute = self.repetition()
         name = f"{op}.{self.count_aten(op, backward=backward)}.{direction}"
@@ -194,36 +191,35 @@ class Session:
         if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
             self.filter_out()
             return None
-        return self._header(self.state, recompute, Level.ATEN, name, name, path, wanted, origin)
+        return self._event(self.state, recompute, Level.ATEN, name, path, origin)
 
     def count_aten(self, op: str, *, backward: bool) -> int:
-        """The next number of an ATen op in its direction."""
+        """Return the next number of an ATen op in its direction."""
         return self.number(f"{op}:{'backward' if backward else 'forward'}", self.repetition())
 
-    def attribution(self, op: str) -> Header:
-        """The header of an API call that is not recorded itself: what happens in it belongs to it."""
+    def enclosing_call(self, op: str) -> OpenCall:
+        """Number an API call that is not recorded itself. The ATen calls made in it belong to it."""
         recompute = self.repetition()
         number = self.number(op, recompute)
         name, back = Level.API.call_names(op, number)
         self.selection.enter(name, back)
-        return self._header(self.state, recompute, Level.API, name, back, self.module_path(), Wanted(False, True))
+        event = self._event(self.state, recompute, Level.API, name, self.module_path())
+        return OpenCall(event, back, _ONLY_BACKWARD, self.step)
 
     def module_path(self) -> str:
-        """The path of the innermost module this thread is in."""
+        """Return the path of the innermost module this thread is in."""
         modules = self.state.modules
         return modules[-1] if modules else ""
 
-    def _header(
+    def _event(
         self,
         state: ThreadState,
         recompute: Recompute | None,
         level: Level,
         name: str,
-        back: str,
         path: str,
-        wanted: Wanted,
         origin: Origin | None = None,
-    ) -> Header:
+    ) -> Event:
         if state.ordinal is None:
             self._enter_thread(state)
         repeat = 0 if recompute is None else self._repeat(name)
@@ -232,87 +228,70 @@ class Session:
         elif level is Level.ATEN and state.call_stack is not None:
             stack = state.call_stack  # that of the API call it is made in
         else:
-            stack = None if self._stacks is None else self._stacks.current(self.writer, state.outer_stack)
+            stack = None if self._stacks is None else self._stacks.current(self.sink, state.outer_stack)
         parent = state.calls[-1] if state.calls else None
-        ordinal = state.ordinal or 0
         call = None if origin is None else origin.call
-        return Header(level, path, parent, call, stack, ordinal, repeat, self.step, name, back, wanted)
+        return Event(name, level, path, parent, call, stack, state.ordinal or 0, repeat)
 
-    def emit(
-        self, header: Header, slots: list[Any], *, args: Any = None, kwargs: Any = None, raised: str | None = None
-    ) -> None:
-        """Hand over a forward call that has ended."""
+    def emit(self, event: Event) -> None:
+        """Hand a call that has ended to the sink."""
+        self.sink.call(event)
         with self._lock:
             self.recorded += 1
-        self._hand_over(
-            (
-                "call",
-                header.name,
-                header.level,
-                header.module,
-                header.parent,
-                header.origin,
-                header.stack,
-                header.thread,
-                header.repeat,
-                raised,
-                args,
-                kwargs,
-                slots,
-            )
-        )
 
-    def emit_backward(self, header: Header, slots: list[Any]) -> None:
-        """Hand over what a watch has seen."""
-        name = header.backward_name
-        repeat = self._repeat(name) - 1
-        with self._lock:
-            self.recorded += 1
-        parent = None if header.parent is None else backward_of(header.parent)
-        self._hand_over(
-            (
-                "call",
-                name,
-                header.level,
-                header.module,
-                parent,
+    def emit_backward(self, watch: Watch, slots: list[Any]) -> None:
+        """Hand over what a watch has seen in one pass of the engine."""
+        about = watch.about
+        repeat = self._repeat(about.name) - 1
+        self.emit(
+            Event(
+                about.name,
+                about.level,
+                about.module,
+                about.parent,
                 None,
-                header.stack,
-                header.thread,
+                about.stack,
+                about.thread,
                 repeat,
-                None,
-                None,
-                None,
-                slots,
+                slots=slots,
             )
         )
 
-    def watch_backward(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
+    def watch_backward(self, call: OpenCall, outputs: Tensors) -> None:
         """Follow the gradients of a call, if it made nodes and its backward is wanted."""
         recompute = self.repetition()
-        if not header.wanted.backward or (recompute is not None and not recompute.keeps_graph):
+        if not call.wanted.backward or (recompute is not None and not recompute.keeps_graph):
             return
-        roots = find_roots(outputs, start)
+        roots = find_roots(outputs, call.start)
         if roots:
-            _, boundary = find_boundary(roots, edges, start)
-            install(Watch(header, self._takes, self.emit_backward), roots, boundary, self._in_hook)
+            _, boundary = find_boundary(roots, call.edges, call.start)
+            forward = call.event
+            parent = None if forward.parent is None else backward_of(forward.parent)
+            about = Event(
+                call.backward_name, forward.level, forward.module, parent, None, forward.stack, forward.thread
+            )
+            install(Watch(about, call.step, self._takes, self.emit_backward), roots, boundary, self._in_hook)
 
-    def mark_nodes(self, header: Header, edges: Edges, outputs: Tensors, start: int) -> None:
-        """Write on each node of a call whose it is, for ATen calls made in its backward."""
-        roots = find_roots(outputs, start)
+    def mark_nodes(self, call: OpenCall, outputs: Tensors) -> None:
+        """Store in each node of a call whose it is, for ATen calls made in its backward."""
+        roots = find_roots(outputs, call.start)
         if roots:
-            for node in find_boundary(roots, edges, start)[0]:
+            for node in find_boundary(roots, call.edges, call.start)[0]:
                 inner: Origin | None = node.metadata.get(NODE_KEY)
                 within = () if inner is None else (inner.call, *inner.within)
-                node.metadata[NODE_KEY] = Origin(header.backward_name, header.module, header.stack, self.era, within)
+                node.metadata[NODE_KEY] = self.origin(call, within)
+
+    def origin(self, call: OpenCall, within: tuple[str, ...] = ()) -> Origin:
+        """Return what is stored in the nodes of a call."""
+        return Origin(call.backward_name, call.event.module, call.event.stack, self.era, within)
 
     def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
-        """Tool code inside the autograd engine."""
+        """Run tool code inside the autograd engine."""
         state = self.state
         if not self.recording or state.busy:
             self._tell_successor()
             return
-        if watch.call.step != self.step:
+        if watch.step != self.step:
             self.notes["backward of a call of an earlier step, not recorded"] += 1
             return
         state.busy = True
@@ -324,12 +303,12 @@ class Session:
                 if take(task):
                     self._expect_end(task, watch)
         except Exception as error:
-            self.tool_failed(watch.call.backward_name, error)
+            self.tool_failed(watch.about.name, error)
         finally:
             state.busy = False
 
     def _tell_successor(self) -> None:
-        """A gradient reached a call of a recording that has ended: the one that is under way now does not have it."""
+        """Note in the recording that runs now that it lacks a gradient, which belongs to a recording that has ended."""
         if not self.ended:
             return
         try:
@@ -339,7 +318,7 @@ class Session:
             self.tool_failed("gradient after the end", error)
 
     def _expect_end(self, task: int, watch: Watch) -> None:
-        """When the engine is done, watches that not every edge was asked for hand over what they have."""
+        """When the engine is done, a watch that did not get every gradient hands over what it has."""
         watches = self._open_watches.get(task)
         if watches is None:
             watches = self._open_watches[task] = []
@@ -369,7 +348,7 @@ class Session:
             self.notes["recording stopped: most calls failed"] += 1
 
     def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
-        """The stack of whoever calls the module tap, to be called from the frame that stays until the module has returned."""
+        """Return the stack of the module tap's caller. Call it from the frame that stays until the module has returned."""
         if self._stacks is None:
             return None
         frame = sys._getframe(1)
@@ -380,27 +359,21 @@ class Session:
         with self._lock:
             self.filtered += 1
 
-    def flush(self) -> None:
-        """Hand over the calls whose statistics are still on a device; fetching them is no call of the user's."""
+    def end_step(self) -> None:
+        """Let the sink finish the step. What it computes is no call of the user's."""
         busy, self.state.busy = self.state.busy, True
         try:
             with torch_names.no_overrides():
-                self._late.flush()
+                self.sink.end_step()
         except Exception as error:
-            self.tool_failed("statistics on the device", error)
+            self.tool_failed("end of step", error)
         finally:
             self.state.busy = busy
 
-    def discard(self, slots: list[Any]) -> None:
-        """A call that began turns out not to be wanted."""
+    def discard(self, event: Event) -> None:
+        """Forget a call that began and turns out not to be wanted."""
         self.filter_out()
-        self.forget(slots)
-
-    def forget(self, slots: list[Any]) -> None:
-        """What looked like a call is none, or is not wanted; its tensors were sent already."""
-        tokens = self.snapshots.tokens(slots)
-        if tokens:
-            self.writer.drop(tokens)
+        self.sink.drop(event.slots)
 
     def _repeat(self, name: str) -> int:
         with self._lock:
@@ -418,7 +391,7 @@ def _take_nothing(tensors: Tensors) -> list[Any]:
 
 
 def _stop_in_child() -> None:
-    """A forked child (a DataLoader worker) inherits the taps but not the recorder: it records nothing."""
+    """Record nothing in a forked child (a DataLoader worker): it inherits the taps but not the recorder."""
     for session in list(_live):
         session.recording = False
         session.forked = True

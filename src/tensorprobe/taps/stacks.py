@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from tensorprobe.record.writer import RunWriter
-from tensorprobe.taps.sinks import Sink
+from tensorprobe.model.sink import Sink
 
 _HIDDEN = (
     str(Path(torch.__file__).parent) + os.sep,
@@ -44,7 +43,7 @@ class StackBook:
         self._ids.clear()
         self._sent.clear()
 
-    def current(self, writer: RunWriter | Sink, outer: OuterStack | None) -> int:
+    def current(self, sink: Sink, outer: OuterStack | None) -> int:
         """The number of the stack of whoever called torch, sent to the recorder if it is new.
 
         `outer` is the stack of the innermost module call: what stands above it need not be walked again for each op in it.
@@ -56,7 +55,7 @@ class StackBook:
             number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
             if number is None:
                 number = self._sent[tuple(frames)] = len(self._sent)
-                writer.stack(number, frames)
+                sink.stack(number, frames)
             self._ids[found] = number
         return number
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 
 from tensorprobe.errors import TensorDamaged
@@ -28,11 +29,12 @@ from tensorprobe.legacy.layouts.rooms import Room, header_room
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.model.dtypes import NUMPY_NAMES
+from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.record.elements import to_numpy
 from tensorprobe.record.export import safe_file_name
-from tensorprobe.record.messages import CallEvent, CloseEvent, SlotEvent, StackEvent
+from tensorprobe.record.messages import CloseNote, StackNote
 from tensorprobe.record.step_files import Stored, Written, closed_part, with_source, write_all
 
 _FLUSH_LINES = 500
@@ -68,23 +70,22 @@ class DumpFiles:
     def step(self, step: int) -> None:
         """A dump knows no steps."""
 
-    def stack(self, event: StackEvent) -> None:
+    def stack(self, note: StackNote) -> None:
         """Remember a stack for the calls that will name it."""
-        self._stacks[event.id] = [
-            [file, str(line), function, code] for file, line, function, code in with_source(event)
-        ]
+        self._stacks[note.id] = [[file, str(line), function, code] for file, line, function, code in with_source(note)]
 
-    def call(self, event: CallEvent, slots: Slots) -> None:
+    def call(self, event: Event, stored: list[Stored | None]) -> None:
         """Write the tensors of a call, then note its lines."""
+        slots = list(zip(event.slots, stored, strict=True))
         try:
             if event.repeat and not isinstance(self._form, AclForm):
                 self._nameless_calls += 1
             else:
                 self._write(event, slots)
         finally:
-            for _, stored in slots:
-                if stored is not None:
-                    self.tensors.discard(stored.offset)
+            for kept in stored:
+                if kept is not None:
+                    self.tensors.discard(kept.offset)
 
     def flush(self) -> None:
         """Write the lines that wait."""
@@ -109,7 +110,7 @@ class DumpFiles:
                 os.ftruncate(self._pkl, self._pkl_size)
                 os.lseek(self._pkl, self._pkl_size, os.SEEK_SET)
 
-    def finish(self, closing: CloseEvent | None, trainer_pid: int) -> RankPart | None:
+    def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
         """Write everything out; what became of it comes back when the trainer ended in good order."""
         self.flush()
         self._close()
@@ -126,13 +127,13 @@ class DumpFiles:
             os.close(self._pkl)
             self._pkl = -1
 
-    def _write(self, event: CallEvent, slots: Slots) -> None:
+    def _write(self, event: Event, slots: Slots) -> None:
         if isinstance(self._form, AclForm):
             self._write_kernel(self._form, event, slots)
         elif isinstance(self._form, PtdbgForm):
             self._write_call(self._form, event, slots)
 
-    def _write_call(self, form: PtdbgForm, event: CallEvent, slots: Slots) -> None:
+    def _write_call(self, form: PtdbgForm, event: Event, slots: Slots) -> None:
         outputs = [slot.name for slot, _ in slots if slot.name.startswith("output")]
         single = len([name for name in outputs if not name.startswith("output.changed")]) == 1
         held = {slot.name: (slot, stored) for slot, stored in slots}
@@ -165,7 +166,7 @@ class DumpFiles:
             return None
         return [name, form.dump_step, [], str(type(value)), "[]", [value] * 3]
 
-    def _write_kernel(self, form: AclForm, event: CallEvent, slots: Slots) -> None:
+    def _write_kernel(self, form: AclForm, event: Event, slots: Slots) -> None:
         """`convolution.convolution_default_0.7.0.1675157077172961.input.0.npy`: type, name, task, stream, time, slot."""
         op, number, _ = parse_call_name(event.name)
         kind, _, overload = op.removeprefix("Aten.").partition(".")
@@ -217,6 +218,11 @@ class DumpFiles:
         return safe_file_name(name, "", self._taken)
 
 
+def open_files(options: dict[str, Any], rank: int) -> DumpFiles:
+    """Return what the recorder writes a dump to. `options` are the fields of the form, with its tag."""
+    return DumpFiles(msgspec.convert(options, PtdbgForm | AclForm), rank)
+
+
 @lru_cache(maxsize=4096)
 def npy_header(descr: str, shape: tuple[int, ...], room: int) -> bytes:
     """The header of a .npy file, version 1.0, of an array in row-major order; its data begin at a multiple of `room`."""
@@ -235,20 +241,20 @@ def older_statistics(moments: Moments) -> list[float]:
     return [moments.max, moments.min, mean]
 
 
-def _numbers(event: CallEvent) -> Iterator[tuple[str, bool | int | float]]:
+def _numbers(event: Event) -> Iterator[tuple[str, bool | int | float]]:
     """Every bool, int and float among the arguments, with its place."""
     for place, leaf in _leaves(event):
         if isinstance(leaf, _SCALARS):
             yield place, leaf
 
 
-def _in_order(event: CallEvent, held: dict[str, Any]) -> list[str]:
+def _in_order(event: Event, held: dict[str, Any]) -> list[str]:
     """The places of a call, arguments in the order in which they were given."""
     arguments = [place for place, _ in _leaves(event) if place in held]
     return list(dict.fromkeys([*arguments, *held]))
 
 
-def _leaves(event: CallEvent) -> Iterator[tuple[str, Any]]:
+def _leaves(event: Event) -> Iterator[tuple[str, Any]]:
     for at, tree in enumerate(event.args or ()):
         yield from _walk(f"input.{at}", tree)
     for key, tree in (event.kwargs or {}).items():

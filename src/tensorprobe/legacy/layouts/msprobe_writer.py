@@ -30,9 +30,10 @@ from tensorprobe.legacy.layouts.msprobe_writer_pt import MOST_BYTES, frame_tenso
 from tensorprobe.legacy.layouts.rooms import Room, header_room
 from tensorprobe.model import DTYPES
 from tensorprobe.model.call_name import parse_call_name
+from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.record.elements import is_dense
-from tensorprobe.record.messages import CallEvent, SlotEvent, StackEvent
+from tensorprobe.record.messages import StackNote
 from tensorprobe.record.step_files import Stored, replace_file, with_source
 
 _FLUSH_CALLS = 500
@@ -62,10 +63,10 @@ class MsprobeFiles(DumpFiles):
         self._parents = GrowingObject(self._folder / "construct.json")
         self._book = StackBook(self._folder / "stack.json")
 
-    def stack(self, event: StackEvent) -> None:
+    def stack(self, note: StackNote) -> None:
         """Remember a stack for the calls that will name it."""
-        frames = with_source(event)
-        self._book.lines[event.id] = [f"File {f}, line {n}, in {where}, \n {code}" for f, n, where, code in frames]
+        frames = with_source(note)
+        self._book.lines[note.id] = [f"File {f}, line {n}, in {where}, \n {code}" for f, n, where, code in frames]
 
     def flush(self) -> None:
         """Write the entries that wait, those of the calls last."""
@@ -88,7 +89,7 @@ class MsprobeFiles(DumpFiles):
         except OSError as error:  # it is whole as it is, only longer than it need be
             self._failures[f"stack.json: {error.strerror or error}"] += 1
 
-    def _write(self, event: CallEvent, slots: Slots) -> None:
+    def _write(self, event: Event, slots: Slots) -> None:
         form = self._layout
         op, number, direction = parse_call_name(event.name)
         gradients = f"{op}.parameters_grad.{number}"
@@ -216,3 +217,8 @@ class StackBook:
         if self._written > len(self._calls):
             once = {str(number): (names, lines) for number, (lines, names) in enumerate(self._calls.items())}
             replace_file(self._path, object_text(once))
+
+
+def open_files(options: dict[str, Any], rank: int) -> MsprobeFiles:
+    """Return what the recorder writes a dump to. `options` are the fields of the form."""
+    return MsprobeFiles(msgspec.convert(options, MsprobeForm), rank)

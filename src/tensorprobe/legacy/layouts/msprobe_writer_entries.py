@@ -10,8 +10,8 @@ from typing import Any
 from tensorprobe.legacy.layouts.dump_files import older_statistics
 from tensorprobe.legacy.layouts.msprobe_writer_json import as_number
 from tensorprobe.model import DTYPES
+from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
-from tensorprobe.record.messages import CallEvent, SlotEvent
 
 Tensors = dict[str, dict[str, Any]]
 """Name of a slot → what is dumped of its tensor."""
@@ -21,7 +21,7 @@ _OF_TORCH = ("torch.dtype", "torch.layout", "torch.memory_format")
 _MOST_PLACES = 4096
 
 
-def forward_entry(event: CallEvent, tensors: Tensors, parts: tuple[str, ...]) -> dict[str, Any]:
+def forward_entry(event: Event, tensors: Tensors, parts: tuple[str, ...]) -> dict[str, Any]:
     """The entry of a forward call. What is not asked for has no key in it."""
     entry: dict[str, Any] = {}
     if "forward.input" in parts:

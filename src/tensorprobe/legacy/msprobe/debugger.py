@@ -19,16 +19,17 @@ from typing import Any, Protocol
 import torch
 
 from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.legacy.layouts.dump_sink import DumpSink
 from tensorprobe.legacy.layouts.forms import MsprobeForm
 from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.legacy.msprobe.config import DumpConfig, make_form, read_config
 from tensorprobe.legacy.msprobe.overflow import start_overflow
 from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
 from tensorprobe.model import Coverage
+from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.taps import Probe, active_probe, seed_all
 from tensorprobe.taps.loader_tap import LoaderTap
 from tensorprobe.taps.module_names import class_name
-from tensorprobe.taps.operators import OlderWays
 from tensorprobe.taps.ranks import find_rank
 
 _DEFAULT_SEED = 1234
@@ -321,7 +322,7 @@ def begin(
         settings["inside"] = config.list
     directions = tuple(dict.fromkeys(part.split(".")[0] for part in config.parts))
     sides = tuple(dict.fromkeys(part.split(".")[1] for part in config.parts))
-    ways = OlderWays(
+    rules = CallRules(
         operators=True,
         listed=config.list if only is None and config.level != "L2" else (),
         excluded=config.excluded,
@@ -331,8 +332,7 @@ def begin(
         folder / "dump.json",
         model=model,
         rank=rank,
-        form=form,
-        ways=ways,
+        sink=DumpSink(folder / "dump.json", form, needs=Needs(rules=rules)),
         mode="structure" if config.task == "structure" else "summary" if not _needs_bytes(form) else "tensor",
         span=config.scope or None if only is None else None,
         directions=directions,

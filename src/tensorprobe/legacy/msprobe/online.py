@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import torch
 
@@ -29,12 +30,12 @@ from tensorprobe.legacy.layouts.dump_files import older_statistics
 from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.model import DTYPES
 from tensorprobe.model.dtypes import NUMPY_NAMES
+from tensorprobe.model.event import Event
 from tensorprobe.model.online import OnlineRow
 from tensorprobe.numerics.summary import summarize_address
 from tensorprobe.report.online_text import failure_line, render_online
 from tensorprobe.taps import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank
-from tensorprobe.taps.session import Header
 from tensorprobe.text import counted, plain
 from tensorprobe.watches.online.chain import Compared
 from tensorprobe.watches.online.checker import Checker, Found
@@ -178,7 +179,7 @@ class DeviceChecker(Checker):
         base = opened.plan.base
         with self._naming:
             name = f"{base}_{next(self._numbers[base])}"
-        return super().end(opened._replace(header=opened.header._replace(name=name)), result)
+        return super().end(opened._replace(event=msgspec.structs.replace(opened.event, name=name)), result)
 
     def precision_of(self, given: Arguments) -> str:
         """The call's own where a device is involved."""
@@ -204,12 +205,14 @@ class DispatchFindings(Findings):
         )
         self._results, self._debug = folder, debug
 
-    def found(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared | None) -> None:
+    def found(
+        self, case: Case, event: Event, step: int, order: int, rows: list[Judged], chained: Compared | None
+    ) -> None:
         """Dump the call if it is to be, tell of it, and note its outputs: a line is there only when its files are."""
-        trouble = self._results.dump(case, header.name, rows)
-        super().found(case, header, order, rows, chained)
-        stack = [] if header.stack is None else self._stacks.get((header.step, header.stack), [])
-        lines = self._results.note(case, header.name, rows, " <- ".join(stack), trouble)
+        trouble = self._results.dump(case, event.name, rows)
+        super().found(case, event, step, order, rows, chained)
+        stack = [] if event.stack is None else self._stacks.get((step, event.stack), [])
+        lines = self._results.note(case, event.name, rows, " <- ".join(stack), trouble)
         for line in lines if self._debug else ():
             logger.info("%s", line)
 

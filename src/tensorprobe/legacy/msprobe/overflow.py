@@ -11,16 +11,16 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorprobe.legacy.layouts.forms import MsprobeForm, make_place
+from tensorprobe.legacy.layouts.dump_sink import DumpSink
+from tensorprobe.legacy.layouts.forms import MsprobeForm
 from tensorprobe.legacy.msprobe import logger
 from tensorprobe.legacy.msprobe.config import DumpConfig
-from tensorprobe.model import Level
-from tensorprobe.record.writer import RunWriter
-from tensorprobe.taps.operators import OlderWays
-from tensorprobe.taps.snapshot import Snapshots
+from tensorprobe.model import Coverage
+from tensorprobe.model.event import Event
+from tensorprobe.model.sink import CallRules
+from tensorprobe.taps.settings import CaptureSettings
 
 if TYPE_CHECKING:
-    from tensorprobe.model import Coverage
     from tensorprobe.watches.overflow import BornCall
 
 _NO_LIMIT = 1 << 62
@@ -45,12 +45,9 @@ class OverflowDump:
             values=config.file_format,  # type: ignore[arg-type]  # checked by read_config
             continued=numbers is not None,
         )
-        place = make_place(form)
-        self._writer = RunWriter(
-            folder / form.index, rank, keep_data=True, ring_bytes=32 << 20, in_process=True, form=form, place=place
-        )
-        self._snapshots = Snapshots(self._writer, mode="tensor", floating_only=False)
-        self._writer.step(0)
+        self._dump = DumpSink(folder / form.index, form)
+        self._dump.open(rank, 1, CaptureSettings.of(ring_bytes=32 << 20, in_process=True))
+        self._dump.begin_step(0)
         self._stacks, self._sealed = 0, False
         self._scratch = tempfile.TemporaryDirectory(prefix="tensorprobe-")
         most = config.overflow_nums
@@ -65,7 +62,7 @@ class OverflowDump:
                 replay=False,
                 rank=rank,
                 steps_by="call",
-                ways=OlderWays(operators=True, numbers=numbers or {}),
+                rules=CallRules(operators=True, numbers=numbers or {}),
             ).start()
         except BaseException:
             self._close()
@@ -87,33 +84,19 @@ class OverflowDump:
         if self._sealed:
             return
         self._sealed = True
-        self._writer.close({}, {}, "")
-        if self._writer.failure is not None:
-            logger.error("%s", self._writer.failure)
+        self._dump.close(Coverage(), {}, "")
+        if self._dump.failure is not None:
+            logger.error("%s", self._dump.failure)
 
     def _born(self, born: BornCall) -> None:
         """Dump a call that has just overflowed, and whose backward it is if it is one."""
         count = _count(self._config)
         frames = [(frame.file, frame.line, frame.function) for frame in born.birth.frames]
-        self._writer.stack(self._stacks, frames)
+        self._dump.stack(self._stacks, frames)
         call = born.call
-        slots = self._snapshots.take(list(born.tensors.items()))
-        event = (
-            "call",
-            call.name,
-            Level.API,
-            call.module,
-            None,
-            None,
-            self._stacks,
-            0,
-            0,
-            None,
-            call.args,
-            call.kwargs,
-            slots,
-        )
-        self._writer.call(event)
+        slots = self._dump.take(list(born.tensors.items()))
+        stack, args, kwargs = self._stacks, call.args, call.kwargs
+        self._dump.call(Event(call.name, module=call.module, stack=stack, args=args, kwargs=kwargs, slots=slots))
         self._stacks += 1
         logger.warning("[overflow %d times]: %s overflowed", count, call.name)
 

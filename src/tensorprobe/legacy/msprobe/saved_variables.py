@@ -26,10 +26,10 @@ from tensorprobe.legacy.layouts.msprobe_writer_pt import frame_tensor
 from tensorprobe.legacy.msprobe import logger
 from tensorprobe.legacy.msprobe.config import DumpConfig, make_form
 from tensorprobe.model import DTYPES, Slot
+from tensorprobe.model.event import SlotEvent
 from tensorprobe.numerics.summary import summarize_buffer
 from tensorprobe.record.elements import to_numpy
 from tensorprobe.record.export import safe_file_name
-from tensorprobe.record.messages import NO_TOKEN, SlotEvent
 
 _KINDS = (torch.Tensor, bool, int, float, str, dict, tuple, list)
 _PLACE = "input.0"
@@ -125,7 +125,7 @@ class SavedVariables:
         """What is said of a tensor, whose values are in their file if files are wanted."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = tuple(tensor.shape)
-        slot = SlotEvent(path, dtype, shape, str(tensor.device), None, tensor.requires_grad, NO_TOKEN, None)
+        slot = SlotEvent(path, dtype, shape, str(tensor.device), None, tensor.requires_grad)
         if dtype not in DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
             return tensor_entry(slot, None)
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)

@@ -22,17 +22,18 @@ import numpy
 import torch
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.legacy.layouts.dump_sink import DumpSink, dump_kernels
 from tensorprobe.legacy.layouts.forms import AclForm
 from tensorprobe.legacy.ptdbg import logger
 from tensorprobe.model import Call, Coverage
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.call_name import underscored
+from tensorprobe.model.sink import Alone, Needs
+from tensorprobe.record.run_sink import RunSink
 from tensorprobe.replay.arguments import Rebuilding, rebuild_call
 from tensorprobe.replay.functions import find_function
 from tensorprobe.replay.once import stays_on_host
 from tensorprobe.taps import Probe
-from tensorprobe.taps.alone import Alone, Gradients
-from tensorprobe.taps.kernels import dump_kernels
 from tensorprobe.taps.ranks import main_device
 
 _MODES = {"output": ("output",), "input": ("input",), "all": ("input", "output")}
@@ -109,7 +110,7 @@ def _choice(file: Path, fields: dict[str, Any], key: str, allowed: Sequence[str]
     return str(value)
 
 
-def load_gradients(paths: Sequence[str | os.PathLike[str]]) -> Gradients:
+def load_gradients(paths: Sequence[str | os.PathLike[str]]) -> list[numpy.ndarray[Any, Any]]:
     """The arrays of .npy files. SettingsError for what is none."""
     arrays = []
     for path in paths:
@@ -184,40 +185,42 @@ class AclDump:
         """The ATen calls inside the API call, recorded by ourselves."""
         if self._config.dump_list:
             logger.warning("dump_list is for NPUs: on %s every kernel inside the call is dumped.", main_device(model))
+        alone = Alone(self._name, gradients=self._gradients, warn=logger.warning)
         return Probe(
             self.out,
             model=model,
             rank=rank,
-            form=AclForm(str(self.out)),
+            sink=DumpSink(self.out, AclForm(str(self.out)), needs=Needs(alone=alone)),
             level="aten",
             inside=(self._name,),
             sides=_MODES[self._config.dump_mode],
             stacks=False,
-            alone=Alone(self._name, gradients=self._gradients, warn=logger.warning),
         )
 
     def _bracket(self, model: Any, rank: int) -> Probe:
         """torch_npu switched on around the call; our own record of it, which nobody asked for, goes to a scratch folder."""
         warn_of_queue()
         self._scratch = tempfile.TemporaryDirectory(prefix="tensorprobe-")
+        alone = Alone(
+            self._name,
+            gradients=self._gradients,
+            enter=partial(_begin_foreign, self._config),
+            leave=_end_foreign,
+            warn=logger.warning,
+        )
+        out = Path(self._scratch.name, "run")
         return Probe(
-            Path(self._scratch.name, "run"),
+            out,
             model=model,
             rank=rank,
+            sink=RunSink(out, needs=Needs(alone=alone)),
             names=(self._name,),
             mode="structure",
             stacks=False,
             in_process=True,
-            alone=Alone(
-                self._name,
-                gradients=self._gradients,
-                enter=partial(_begin_foreign, self._config),
-                leave=_end_foreign,
-                warn=logger.warning,
-            ),
         )
 
-    def _gradients(self) -> Gradients | None:
+    def _gradients(self) -> list[numpy.ndarray[Any, Any]] | None:
         self._gradients_used = bool(self._paths)
         return load_gradients(self._paths) if self._paths else None
 

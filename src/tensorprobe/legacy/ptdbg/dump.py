@@ -18,6 +18,7 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.legacy.layouts.dump_sink import DumpSink
 from tensorprobe.legacy.layouts.forms import PtdbgForm
 from tensorprobe.legacy.ptdbg import acl, logger, speak
 from tensorprobe.legacy.ptdbg.overflow import Order as OverflowOrder
@@ -301,7 +302,7 @@ def _begin(target: Target, order: Order) -> None:
         pkl,
         model=target.model,
         rank=target.rank,
-        form=form,
+        sink=DumpSink(pkl, form),
         mode="structure" if stack_only else "tensor",
         stacks=form.stacks,
         names=order.names if order.mode == "list" else (),

@@ -26,10 +26,10 @@ from tensorprobe.legacy.layouts.ptdbg_lines import WITHOUT_STATISTICS, stack_lin
 from tensorprobe.legacy.ptdbg import acl, logger
 from tensorprobe.model import DTYPES, Call, Frame, Slot
 from tensorprobe.model.call_name import underscored
+from tensorprobe.model.sink import CallRules
 from tensorprobe.record.export import safe_file_name
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.taps.operators import OlderWays
 from tensorprobe.taps.ranks import find_world_size, main_device
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class OverflowCheck:
                 keep_bytes=_ALL_OF_IT,
                 replay=False,
                 rank=self._order.rank,
-                ways=OlderWays(numbers_go_on=True),
+                rules=CallRules(numbers_go_on=True),
             ).start()
         except BaseException:
             self._scratch.cleanup()

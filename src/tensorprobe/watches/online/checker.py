@@ -11,9 +11,9 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.errors import TrainingStopped
+from tensorprobe.model.event import Event
 from tensorprobe.model.online import OpCount
-from tensorprobe.taps.session import Header
-from tensorprobe.taps.sinks import Place
+from tensorprobe.model.sink import AtenNumbers
 from tensorprobe.watches.online.chain import Chain, Compared
 from tensorprobe.watches.online.lifting import Arguments, CannotLift, demand_numbers, lift, lift_tensor
 from tensorprobe.watches.online.policies import Measures
@@ -23,14 +23,15 @@ from tensorprobe.watches.online.schema import NO_OP, RANDOM, OpPlan, plan_op
 from tensorprobe.watches.online.verdict import Case, Judged, decide
 from tensorprobe.watches.online.workers import Workers
 
-Found = Callable[[Case, Header, int, list[Judged], "Compared | None"], None]
+Found = Callable[[Case, Event, int, int, list[Judged], "Compared | None"], None]
 """Told of every compared call: the case, where it was, its order, the rows, and what the chain says of it."""
 
 
 class _Open(NamedTuple):
     func: Any
     plan: OpPlan
-    header: Header
+    event: Event
+    step: int
     given: Arguments
     lifted: Arguments
     order: int
@@ -67,7 +68,7 @@ class Checker:
         self.stop: TrainingStopped | None = None
         """Raised before the next call, in the thread of the training, once: what saves its state then may do so."""
 
-    def begin(self, func: Any, args: Any, kwargs: Any, place: Place) -> _Open | None:
+    def begin(self, func: Any, args: Any, kwargs: Any, numbers: AtenNumbers) -> _Open | None:
         """Lift the inputs of a call that is to be compared."""
         if self.stop is not None:
             stop, self.stop = self.stop, None
@@ -81,7 +82,7 @@ class Checker:
             if plan.skip == NO_OP:
                 self.seen -= 1
                 return None
-            opened = self._open(func, plan, given, place)
+            opened = self._open(func, plan, given, numbers)
             if opened is None and self._chain is not None:
                 self._chain.pass_by(plan, given)
         except Exception as error:
@@ -89,13 +90,13 @@ class Checker:
             return None
         return opened
 
-    def _open(self, func: Any, plan: OpPlan, given: Arguments, place: Place) -> _Open | None:
+    def _open(self, func: Any, plan: OpPlan, given: Arguments, numbers: AtenNumbers) -> _Open | None:
         reason = plan.skip or (RANDOM if plan.dropout is not None and given[plan.dropout] else None)
         if reason is not None:
             self._skip(reason, plan.name)
             return None
-        header = self._choose(plan, given, place)
-        if header is None:
+        event = self._choose(plan, given, numbers)
+        if event is None:
             return None
         precision = self.precision_of(given)
         try:
@@ -108,22 +109,22 @@ class Checker:
         with self._lock:
             order, self._begun = self._begun, self._begun + 1
             self.compared += 1
-        return _Open(func, plan, header, given, lifted, order, precision, chained)
+        return _Open(func, plan, event, numbers.step, given, lifted, order, precision, chained)
 
-    def _choose(self, plan: OpPlan, given: Arguments, place: Place) -> Header | None:
+    def _choose(self, plan: OpPlan, given: Arguments, numbers: AtenNumbers) -> Event | None:
         """Where a call is that is to be compared; others are counted. Of the calls asked for every n-th, not the reverse."""
         sampler = self._sampler
         if not sampler.takes_all and not self._narrow and not sampler.wants(plan, given.args, given.kwargs):
-            place.count(plan.name)
+            numbers.count(plan.name)
             self.unsampled += 1
             return None
-        header = place.header(plan.name)
-        if header is None:
+        event = numbers.event(plan.name)
+        if event is None:
             self.filtered += 1
         elif not sampler.takes_all and self._narrow and not sampler.wants(plan, given.args, given.kwargs):
             self.unsampled += 1
             return None
-        return header
+        return event
 
     def precision_of(self, given: Arguments) -> str:
         """In which precision the reference does a call: the one asked for, whatever the call is given."""
@@ -145,9 +146,9 @@ class Checker:
         for tensor in outputs.values():
             demand_numbers(tensor)
         device = _device_of(outputs, given)
-        header = opened.header
+        event = opened.event
         case = Case(
-            func, plan, header.name, header.module, given, lifted, opened.precision, outputs, device == "cpu", device
+            func, plan, event.name, event.module, given, lifted, opened.precision, outputs, device == "cpu", device
         )
         with torch_names.below_autograd(), torch_names.no_autocast():
             if not self._workers:
@@ -176,7 +177,7 @@ class Checker:
             chained = None
             if self._chain is not None and opened.chained is not None:
                 chained = self._chain.follow(case, opened.chained)
-            self._found(case, opened.header, opened.order, rows, chained)
+            self._found(case, opened.event, opened.step, opened.order, rows, chained)
         except TrainingStopped as asked:
             stop = asked
         except Exception as error:
@@ -212,7 +213,7 @@ class Checker:
         if isinstance(error, (CannotLift, NoReference)):
             self._skip(str(error), opened.plan.name)
         else:
-            self._break(opened.header.name, error)
+            self._break(opened.event.name, error)
         if self._chain is not None:
             self._chain.pass_by(opened.plan, opened.given)
 

@@ -6,17 +6,16 @@ import heapq
 import logging
 import shutil
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tensorprobe.arguments import Tensors
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
+from tensorprobe.model import Coverage
+from tensorprobe.model.event import Event, Frames
 from tensorprobe.model.online import OnlineResult, OnlineRow
+from tensorprobe.model.sink import AtenNumbers, SecondSink
 from tensorprobe.report.online_text import failure_line
 from tensorprobe.standard_json import encode
-from tensorprobe.taps.session import Header
-from tensorprobe.taps.sinks import Frames, Second, Taker
 from tensorprobe.watches.online.chain import Chain, Compared
 from tensorprobe.watches.online.checker import Checker
 from tensorprobe.watches.online.saving import save
@@ -27,10 +26,8 @@ _MOST_ROWS, _MOST_LINES, _MOST_DIVERGED, _MOST_STACKS = 1000, 50, 10, 10_000
 _log = logging.getLogger("tensorprobe")
 
 
-class Findings:
+class Findings(SecondSink):
     """The rows that failed, and where."""
-
-    failure: str | None = None
 
     def __init__(
         self,
@@ -45,8 +42,6 @@ class Findings:
         stop_after: int | None,
         most_saved: int,
     ) -> None:
-        self.taker: Taker = _NothingTaken()
-        self.second: Second | None = None
         self._reference, self._policy, self._rank, self.folder = reference, policy, rank, folder
         self._workers, self._chain = workers, chain
         self._saves, self._stop_after, self._most_saved = saves, stop_after, most_saved
@@ -64,9 +59,22 @@ class Findings:
 
     def ask(self, checker: Checker) -> None:
         """Have calls checked by this one, which tells what it finds."""
-        self.second = self._checker = checker
+        self._checker = checker
 
-    def step(self, step: int) -> None:
+    def begin(self, func: Any, args: Any, kwargs: Any, numbers: AtenNumbers) -> Any:
+        """Have the checker look at the inputs."""
+        return None if self._checker is None else self._checker.begin(func, args, kwargs, numbers)
+
+    def end(self, opened: Any, result: Any) -> Any:
+        """Have the checker look at the result."""
+        return result if self._checker is None else self._checker.end(opened, result)
+
+    def raised(self, opened: Any, error: BaseException) -> None:
+        """Have the checker take the call back."""
+        if self._checker is not None:
+            self._checker.raised(opened, error)
+
+    def begin_step(self, step: int) -> None:
         """A step begins, and with it the numbers of stacks."""
         self._step = step
         if len(self._stacks) > _MOST_STACKS:
@@ -109,54 +117,49 @@ class Findings:
         lines = [f'File "{file}", line {line}, in {function}' for file, line, function in frames]
         self._stacks[self._step, number] = lines
 
-    def call(self, event: tuple[Any, ...]) -> None:
-        """Calls of the API are not of interest here."""
-
-    def drop(self, tokens: list[int]) -> None:
-        """Nothing was taken."""
-
-    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
+    def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> None:
         """All calls have been made: judge the rest, and write the result."""
         self._workers.close()
-        self._blind_spots = dict(coverage["blind_spots"])
-        if coverage["failed"] and self._checker is not None:
-            self._blind_spots["calls of the API that the tool failed on: what was made in them has no name"] = coverage[
-                "failed"
-            ]
-            self._checker.first_error = self._checker.first_error or coverage["first_error"]
+        self._blind_spots = dict(coverage.blind_spots)
+        if coverage.failed and self._checker is not None:
+            spot = "calls of the API that the tool failed on: what was made in them has no name"
+            self._blind_spots[spot] = coverage.failed
+            self._checker.first_error = self._checker.first_error or coverage.first_error
         if self.folder is not None:
             self._write("online.json", _json(self.result), "wb")
 
-    def found(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared | None) -> None:
+    def found(
+        self, case: Case, event: Event, step: int, order: int, rows: list[Judged], chained: Compared | None
+    ) -> None:
         if not case.plan.reads:  # the loss is often read when the step is over
-            self._steps[header.step] = None
+            self._steps[step] = None
         failing = [row for row in rows if not row.opinion.passes]
         if chained is not None:
-            self._note_chain(case, header, order, rows, chained)
+            self._note_chain(case, event, step, order, rows, chained)
         if not failing:
             return
         with self._lock:
             self._failed_calls += 1
             number = self._failed_calls
-        saved = self._save(case, header, rows, failing)
+        saved = self._save(case, event, step, rows, failing)
         for row in failing:
-            self._note(self._row(case, header, order, row, chained, saved), number)
+            self._note(self._row(case, event, step, order, row, chained, saved), number)
         if self._stop_after is not None and number >= self._stop_after:
             self._stopped = True
             raise TrainingStopped(
                 f"{number} of the compared calls failed, which is where to stop. First: {failure_line(self._rows[0])}"
             )
 
-    def _save(self, case: Case, header: Header, rows: list[Judged], failing: list[Judged]) -> str:
+    def _save(self, case: Case, event: Event, step: int, rows: list[Judged], failing: list[Judged]) -> str:
         with self._lock:
             wanted = self._saves and self.folder is not None and self._saved < self._most_saved
             self._saved += wanted
         if not wanted or self.folder is None:
             return ""
-        again = f"_again{header.repeat}" if header.repeat else ""
-        folder = self.folder / "failed" / f"step{header.step}_{header.name}{again}"
+        again = f"_again{event.repeat}" if event.repeat else ""
+        folder = self.folder / "failed" / f"step{step}_{event.name}{again}"
         first = failing[0]
-        title = f"{header.name}, {first.slot}: {first.opinion.judged_by} {first.opinion.measured:.3g}"
+        title = f"{event.name}, {first.slot}: {first.opinion.judged_by} {first.opinion.measured:.3g}"
         try:
             save(case, rows, folder, title)
         except Exception as error:  # a full disk must not cost the finding as well
@@ -191,7 +194,9 @@ class Findings:
             if number == _MOST_LINES:
                 _log.warning("more failures are not shown one by one")
 
-    def _note_chain(self, case: Case, header: Header, order: int, rows: list[Judged], chained: Compared) -> None:
+    def _note_chain(
+        self, case: Case, event: Event, step: int, order: int, rows: list[Judged], chained: Compared
+    ) -> None:
         grown = chained.accumulated - chained.inherited
         with self._lock:
             if len(self._diverged) == _MOST_DIVERGED and grown <= self._diverged[0][0]:
@@ -199,23 +204,23 @@ class Findings:
             judged = next((row for row in rows if row.slot == chained.slot), None)
             if judged is None or not grown > 0:  # nor when it is not a number
                 return
-            entry = (grown, -order, self._row(case, header, order, judged, chained, ""))
+            entry = (grown, -order, self._row(case, event, step, order, judged, chained, ""))
             push = heapq.heappushpop if len(self._diverged) == _MOST_DIVERGED else heapq.heappush
             push(self._diverged, entry)
 
     def _row(
-        self, case: Case, header: Header, order: int, row: Judged, chained: Compared | None, saved: str
+        self, case: Case, event: Event, step: int, order: int, row: Judged, chained: Compared | None, saved: str
     ) -> OnlineRow:
         opinion, figures = row.opinion, row.figures
-        stack = [] if header.stack is None else self._stacks.get((header.step, header.stack), [])
+        stack = [] if event.stack is None else self._stacks.get((step, event.stack), [])
         return OnlineRow(
-            call=header.name,
+            call=event.name,
             slot=row.slot,
-            step=header.step,
+            step=step,
             rank=self._rank,
             order=order,
-            api=header.origin or header.parent or "",
-            module=header.module,
+            api=event.origin or event.parent or "",
+            module=event.module,
             stack=stack,
             dtype=str(row.result.dtype).removeprefix("torch."),
             shape=list(row.result.shape),
@@ -232,25 +237,6 @@ class Findings:
             inherited=None if chained is None else chained.inherited,
             saved=saved,
         )
-
-
-class _NothingTaken:
-    """Calls of the API are not looked at."""
-
-    slots = 0
-    bytes_seen = 0
-    summary_only = False
-
-    def __init__(self) -> None:
-        self.skipped: Counter[str] = Counter()
-
-    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
-        """Nothing."""
-        return []
-
-    def tokens(self, slots: list[Any]) -> list[int]:
-        """None."""
-        return []
 
 
 def _json(value: OnlineRow | OnlineResult) -> bytes:

@@ -9,8 +9,8 @@ import torch
 from tensorprobe.model import Call
 from tensorprobe.model.overflow import Birth
 from tensorprobe.replay.layout import copied
-from tensorprobe.taps.lean_tap import LeanCall
-from tensorprobe.taps.snapshot import quiet
+from tensorprobe.taps.looking import LookedCall
+from tensorprobe.torch_names import quiet
 from tensorprobe.watches.overflow.born import BornCall, NamedTensors, describe_call
 from tensorprobe.watches.overflow.looker import Before, Remembered
 from tensorprobe.watches.overflow.tensors import readable
@@ -47,7 +47,7 @@ class Keeper:
     def backward(
         self,
         birth: Birth,
-        call: LeanCall,
+        call: LookedCall,
         remembered: Remembered | None,
         inputs: NamedTensors,
         outputs: NamedTensors,

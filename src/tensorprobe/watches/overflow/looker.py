@@ -20,15 +20,20 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.arguments import flatten_arguments
 from tensorprobe.fast import fast
+from tensorprobe.model import Coverage
+from tensorprobe.model.event import Event
+from tensorprobe.model.sink import CallRules, LookingSink, Needs, Tensors
 from tensorprobe.numerics.native import implementation
 from tensorprobe.numerics.peak import LIMITS, first_peak_over, greatest_finite, magnitude, peak_of_number
+from tensorprobe.ops import Trait, has, is_collective
 from tensorprobe.record.elements import is_dense
-from tensorprobe.taps.lean_tap import LeanCall, LeanPlan
-from tensorprobe.taps.snapshot import quiet
+from tensorprobe.taps.looking import LookedCall
+from tensorprobe.taps.plans import FunctionPlan
 from tensorprobe.taps.stacks import user_frame
+from tensorprobe.torch_names import quiet
 from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ring import RingFile
-from tensorprobe.watches.overflow.rules import is_allowed
+from tensorprobe.watches.overflow.rules import Seen, is_allowed
 from tensorprobe.watches.overflow.status import find_status
 from tensorprobe.watches.overflow.tensors import FLOATING, facts_of, key_of, one_block, readable
 
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 
 _COPIED_BEFORE, _COPIED_TENSORS = 1 << 16, 8
 Reference = weakref.ref[torch.Tensor]
-Row = tuple[LeanCall, list[Reference], list[Reference]]
+Row = tuple[LookedCall, list[Reference], list[Reference]]
 """One of the last calls, what it made and what it was given: for the chain of producers. A tuple: one is made for each call."""
 BeforeFields = tuple[torch.Tensor, float, Facts | None, torch.Tensor | None]
 _FINITE: tuple[()] = ()
@@ -73,37 +78,67 @@ Alarms = tuple[int, int]
 """For one dtype: its code for the kernel, and the least peak that is of interest."""
 
 
-class OverflowLooker:
-    """What the lean tap shows every call to."""
+class OverflowLooker(LookingSink):
+    """The sink of an overflow watch: looks at every call, and has what it finds registered."""
 
     def __init__(
         self,
         report: Registrar,
-        ring: RingFile,
-        rows: int,
+        on_close: Callable[[Coverage], None],
         *,
         near: float | None,
         saturation: bool,
         status: bool,
         keep: tuple[str, ...],
+        rules: CallRules | None = None,
     ) -> None:
-        self.stop: Exception | None = None
-        self.rows: deque[Row] = deque(maxlen=rows)
-        self.calls = self.calls_before = 0
-        self._report = report
-        self._put = ring.put
+        self.needs = Needs(look=True, rules=rules or CallRules())
+        self._report, self._on_close = report, on_close
         self._alarms = _alarms(near, saturation)
         self._quick = _quick_look(self._alarms)
-        self._status = find_status() if status else None
-        self._keep = keep
+        self._looks_at_status, self._keep = status, keep
+        self._step = 0
+
+    def restart(self, ring: RingFile, rows: int) -> None:
+        """Begin anew, with a ring of the last calls."""
+        self.stop = None
+        self.rows: deque[Row] = deque(maxlen=rows)
+        self.calls = self.calls_before = 0
+        self._put = ring.put
+        self._status = find_status() if self._looks_at_status else None
         self._written: dict[int, Reference] = {}
         """Tensors that a call outside of modules (an optimizer's) has written to, and left finite."""
 
-    def is_known(self, plan: LeanPlan, args: Any) -> bool:
+    def begin_step(self, step: int) -> None:
+        """A step begins."""
+        self._step = step
+        self._report.begin_step()
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Facts]:
+        """Return facts about the tensors of collectives. Nothing is copied."""
+        found = [facts_of(slot, tensor) for slot, tensor in tensors if not (but and slot.startswith(but))]
+        self.slots_taken += len(found)
+        return [facts for facts in found if facts is not None]
+
+    def call(self, event: Event) -> None:
+        """Register a collective. Composite functions come here too, and are left to their parts."""
+        op = event.name.rsplit(".", 2)[0]
+        if is_collective(op) and event.name.endswith(".forward"):
+            slots: list[Any] = event.slots
+            inputs = [facts for facts in slots if not facts.slot.startswith("output")]
+            outputs = [facts for facts in slots if facts.slot.startswith("output")]
+            seen = Seen(event.name, op, event.module, None, None, inputs, outputs)
+            self._report.collective(seen, self._step, reduces=has(op, Trait.REDUCES))
+
+    def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> None:
+        """Let the watch finish."""
+        self._on_close(coverage)
+
+    def skip(self, plan: FunctionPlan, args: Any) -> bool:
         """Whether a call outside of modules needs no look before it."""
         if self._status is not None or plan.allocates or self._keep or plan.by_request:
             return False
-        if not plan.writes:
+        if not plan.overwrites:
             return True
         if not args:
             return False
@@ -112,7 +147,7 @@ class OverflowLooker:
         )  # it was finite when a call wrote to it; and the watch sees every call that writes
         return known is not None and known() is args[0]
 
-    def glance(self, plan: LeanPlan, number: int, step: int, result: Any) -> bool:
+    def glance(self, plan: FunctionPlan, number: int, step: int, result: Any) -> bool:
         """Whether the result is plain and finite. Then it is in the ring, and nothing else is done."""
         greatest = self._quick((result,))
         if greatest is None:
@@ -121,22 +156,22 @@ class OverflowLooker:
         self._put(plan.name, number, "", step, greatest, False)
         return True
 
-    def passed(self, call: LeanCall) -> None:
+    def glanced(self, call: LookedCall) -> None:
         """What the call overwrote was finite."""
-        if call.plan.writes:
+        if call.plan.overwrites:
             call.found = _FINITE
 
-    def before(self, call: LeanCall, args: Any, kwargs: Any) -> None:
+    def before(self, call: LookedCall, args: Any, kwargs: Any) -> None:
         """Look at what the call is going to overwrite."""
         plan = call.plan
         if self._status is not None:
             self._status.clear()
-        if plan.writes or plan.by_request:
+        if plan.overwrites or plan.by_request:
             overwritten = plan.overwritten(args, kwargs)
             if overwritten:
                 call.found = [self._see_before(call, tensor, len(overwritten)) for tensor in overwritten]
 
-    def _see_before(self, call: LeanCall, tensor: torch.Tensor, together: int) -> BeforeFields:
+    def _see_before(self, call: LookedCall, tensor: torch.Tensor, together: int) -> BeforeFields:
         greatest, alarm = self._quick((tensor,)), False
         if greatest is None:
             greatest, alarm = self._scan((tensor,))
@@ -150,7 +185,7 @@ class OverflowLooker:
                     copy = tensor.detach().clone(memory_format=torch.preserve_format)
         return tensor, greatest, facts, copy
 
-    def after(self, call: LeanCall, args: Any, kwargs: Any, outputs: list[Any]) -> None:
+    def after(self, call: LookedCall, args: Any, kwargs: Any, outputs: list[Any]) -> None:
         """One pass over each output."""
         self.calls += 1
         overwritten = call.found
@@ -171,7 +206,7 @@ class OverflowLooker:
         elif call.module:
             given = [_ref(arg) for arg in args if type(arg) in _PLAIN]
             self.rows.append((call, [_ref(output) for output in outputs], given))
-        elif plan.writes and outputs:
+        elif plan.overwrites and outputs:
             if alarm:
                 self._written.clear()
             elif overwritten:
@@ -183,7 +218,7 @@ class OverflowLooker:
                 before = [Before(args[0], math.nan, None, None)]
             self._report.forward(call, args, kwargs, outputs, before, flagged=flagged)
 
-    def backward(self, call: LeanCall, results: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+    def gradients(self, call: LookedCall, results: tuple[Any, ...], given: tuple[Any, ...]) -> None:
         """One pass over each gradient that a node has made."""
         self.calls += 1
         greatest, alarm = self._quick(results), False
@@ -230,7 +265,7 @@ class OverflowLooker:
             greatest = float(values.abs().amax())
         return peak_of_number(greatest, FLOATING[found.dtype].name)
 
-    def _remember(self, call: LeanCall, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> list[Reference]:
+    def _remember(self, call: LookedCall, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> list[Reference]:
         """Keep what a birth in the call's backward will be told from; references to the inputs come back."""
         tensors: list[tuple[str, torch.Tensor]] = []
         tree = flatten_arguments(args, kwargs, tensors)
@@ -247,7 +282,7 @@ class OverflowLooker:
         )
         return references
 
-    def _copies(self, call: LeanCall, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def _copies(self, call: LookedCall, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """The inputs of a call that the user wants to have for the replay of its backward, or of what it overwrites."""
         if not is_allowed(self._keep, call.plan.name, call.name, call.backward_name, call.module):
             return {}

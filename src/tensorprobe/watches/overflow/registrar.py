@@ -20,7 +20,7 @@ from tensorprobe.model.overflow import Birth, Kind, NearLimit
 from tensorprobe.numerics.peak import greatest_finite
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops import MOVING_NODES, Trait, has
-from tensorprobe.taps.lean_tap import LeanCall
+from tensorprobe.taps.looking import LookedCall
 from tensorprobe.taps.stacks import user_frames
 from tensorprobe.watches.overflow.born import BornCall, NamedTensors, describe_call, describe_facts
 from tensorprobe.watches.overflow.describing import At, Describer, Frames
@@ -81,7 +81,7 @@ class Registrar:
 
     def forward(
         self,
-        call: LeanCall,
+        call: LookedCall,
         args: Any,
         kwargs: Any,
         results: list[torch.Tensor],
@@ -113,7 +113,7 @@ class Registrar:
                 self.settle()
 
     def backward(
-        self, call: LeanCall, results: tuple[Any, ...], given: tuple[Any, ...], *, flagged: bool = False
+        self, call: LookedCall, results: tuple[Any, ...], given: tuple[Any, ...], *, flagged: bool = False
     ) -> None:
         """A gradient has raised the alarm."""
         remembered = call.found if isinstance(call.found, Remembered) else None
@@ -158,7 +158,7 @@ class Registrar:
 
     def _judge(
         self,
-        call: LeanCall | At,
+        call: LookedCall | At,
         seen: Seen,
         inputs: NamedTensors,
         outputs: NamedTensors,
@@ -253,7 +253,7 @@ def _facts_before(slot: str, tensor: torch.Tensor, before: Before | None) -> Fac
     )
 
 
-def _gradient_slots(call: LeanCall, remembered: Remembered | None, count: int) -> list[str]:
+def _gradient_slots(call: LookedCall, remembered: Remembered | None, count: int) -> list[str]:
     """The slots of the gradients that a node gives: those of the forward's inputs that its edges lead to, else names that no input has."""
     inner = [f"output.inner.{place}" for place in range(count)]
     node = torch_names.autograd_node()

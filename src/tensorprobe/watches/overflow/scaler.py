@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from tensorprobe import torch_names
-from tensorprobe.taps.snapshot import quiet
+from tensorprobe.torch_names import quiet
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.rules import Seen
 from tensorprobe.watches.overflow.tensors import key_of

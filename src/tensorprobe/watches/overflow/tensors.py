@@ -11,7 +11,8 @@ from tensorprobe import torch_names
 from tensorprobe.model.dtypes import DTYPES, DType
 from tensorprobe.numerics.device_summary import device_moments, fetch_moments
 from tensorprobe.numerics.summary import summarize_address
-from tensorprobe.taps.snapshot import plain, quiet
+from tensorprobe.record.snapshot import plain
+from tensorprobe.torch_names import quiet
 from tensorprobe.watches.overflow.facts import Facts
 
 FLOATING: dict[torch.dtype, DType] = {

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from tensorprobe.arguments import Tensors
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model import Coverage
 from tensorprobe.model.overflow import Arrival, Birth, NearLimit, OverflowReport
-from tensorprobe.ops import Trait, has, is_collective
+from tensorprobe.model.sink import CallRules
 from tensorprobe.taps.probe import Probe
 from tensorprobe.taps.ranks import find_rank
-from tensorprobe.taps.sinks import Second, Taker
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.born import BornCall
 from tensorprobe.watches.overflow.describing import Describer
@@ -31,9 +26,7 @@ from tensorprobe.watches.overflow.looker import OverflowLooker
 from tensorprobe.watches.overflow.registrar import Registrar
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, report_path, ring_path, write_report
 from tensorprobe.watches.overflow.ring import RingFile
-from tensorprobe.watches.overflow.rules import Seen
 from tensorprobe.watches.overflow.settings import OverflowSettings
-from tensorprobe.watches.overflow.tensors import facts_of
 
 MOST_BIRTHS = 100
 
@@ -49,7 +42,7 @@ class OverflowWatch:
         stop_with: Callable[[], Exception] | None = None,
         rank: int | None = None,
         steps_by: str = "optimizer",
-        ways: Any = None,
+        rules: CallRules | None = None,
         **settings: Any,
     ) -> None:
         chosen = OverflowSettings.of(**settings)
@@ -71,14 +64,25 @@ class OverflowWatch:
             under_scaler=chosen.under_scaler,
             on_new=self._settle,
         )
-        self._make_looker = partial(
-            OverflowLooker, near=chosen.near, saturation=chosen.saturation, status=chosen.status, keep=chosen.keep
+        self._looker = self._registrar.looker = OverflowLooker(
+            self._registrar,
+            self._close,
+            near=chosen.near,
+            saturation=chosen.saturation,
+            status=chosen.status,
+            keep=chosen.keep,
+            rules=rules,
         )
-        self._sink = _OverflowSink(self)
         self._probe = Probe(
-            self.out or "overflow", model=model, rank=self.rank, sink=self._sink, steps=chosen.steps, ranks=chosen.ranks,
-            steps_by=steps_by, stacks=False, ways=ways,
-        )  # fmt: skip
+            self.out or "overflow",
+            model=model,
+            rank=self.rank,
+            sink=self._looker,
+            steps=chosen.steps,
+            ranks=chosen.ranks,
+            steps_by=steps_by,
+            stacks=False,
+        )
 
     def start(self) -> OverflowWatch:
         """Begin. RunExists when the folder holds the findings of another watch, SettingsError when a probe is running."""
@@ -87,9 +91,8 @@ class OverflowWatch:
         self._ring = RingFile(
             None if self.out is None else _prepare(self.out, self.rank, self._overwrite), self._ring_rows
         )
-        looker = self._make_looker(self._registrar, self._ring, self._ring_rows)
-        self._registrar.looker = self._sink.looker = looker
-        self._registrar.describer = Describer(looker, self.rank, self._model, self._ring.lines)
+        self._looker.restart(self._ring, self._ring_rows)
+        self._registrar.describer = Describer(self._looker, self.rank, self._model, self._ring.lines)
         try:
             self._probe.start()
         except BaseException:
@@ -146,7 +149,7 @@ class OverflowWatch:
 
     def _described(self) -> OverflowReport:
         births, arrivals = self.births, self.arrivals
-        calls = 0 if self._ring is None else self._registrar.looker.calls
+        calls = 0 if self._ring is None else self._looker.calls
         notes = [f"{note} ({count} times)" if count > 1 else note for note, count in self._notes.items()]
         return OverflowReport(
             schema_version=SCHEMA_VERSION,
@@ -184,7 +187,7 @@ class OverflowWatch:
         self._write()
         self._births += sum(isinstance(finding.fact, Birth) for finding in new)
         if self._stop_after is not None and self._births >= self._stop_after:
-            self._registrar.looker.stop = self._stopped(new[-1].fact) if self._stop_with is None else self._stop_with()
+            self._looker.stop = self._stopped(new[-1].fact) if self._stop_with is None else self._stop_with()
 
     def _stopped(self, last: Birth | Arrival) -> TrainingStopped:
         births = "1 birth" if self._births == 1 else f"{self._births} births"
@@ -207,9 +210,8 @@ class OverflowWatch:
             self._registrar.keeper.let_go(finding.born)
             finding.born = None
 
-    def _close(self, coverage: dict[str, Any]) -> None:
+    def _close(self, covered: Coverage) -> None:
         self._registrar.begin_step()
-        covered = msgspec.convert(coverage, Coverage)
         if covered.failed:
             self._notes[f"{covered.failed:,} calls could not be looked at. First: {covered.first_error}"] += 1
         for spot, count in covered.blind_spots.items():
@@ -219,62 +221,6 @@ class OverflowWatch:
         self._write()
         if self._ring is not None:
             self._ring.close()
-
-
-class _OverflowSink:
-    """Takes the place of a run's writer. Most calls go to the looker; collectives come here."""
-
-    def __init__(self, watch: OverflowWatch) -> None:
-        self._watch = watch
-        self._step = 0
-        self.second: Second | None = None
-        self.failure: str | None = None
-        self.taker: Taker = _FactsTaker()
-        self.looker: OverflowLooker | None = None
-
-    def step(self, step: int) -> None:
-        self._step = step
-        self._watch._registrar.begin_step()
-
-    def stack(self, number: int, frames: Any) -> None:
-        """None is asked for."""
-
-    def call(self, event: tuple[Any, ...]) -> None:
-        name, module, slots = event[1], event[3], event[12]
-        op = name.rsplit(".", 2)[0]
-        if is_collective(op) and name.endswith(".forward"):
-            inputs = [facts for facts in slots if not facts.slot.startswith("output")]
-            outputs = [facts for facts in slots if facts.slot.startswith("output")]
-            seen = Seen(name, op, module, None, None, inputs, outputs)
-            reduces = has(op, Trait.REDUCES)
-            self._watch._registrar.collective(seen, self._step, reduces=reduces)
-
-    def drop(self, tokens: list[int]) -> None:
-        """There are none."""
-
-    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
-        self._watch._close(coverage)
-
-
-class _FactsTaker:
-    """Facts of the tensors of collectives. Nothing is copied."""
-
-    def __init__(self) -> None:
-        self.summary_only = False
-        self.slots = 0
-        self.skipped: Counter[str] = Counter()
-
-    @property
-    def bytes_seen(self) -> int:
-        return 0
-
-    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
-        found = [facts_of(slot, tensor) for slot, tensor in tensors if not (but and slot.startswith(but))]
-        self.slots += len(found)
-        return [facts for facts in found if facts is not None]
-
-    def tokens(self, slots: list[Any]) -> list[int]:
-        return []
 
 
 def _prepare(out: Path, rank: int, overwrite: bool) -> Path:

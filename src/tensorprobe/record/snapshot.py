@@ -1,15 +1,14 @@
-"""A tensor as it is at this moment, handed to the record: its bytes copied, or the reason why not.
+"""Copies tensors as they are at this moment into the ring, or gives the reason why not.
 
-Nothing here keeps a tensor, changes one, or runs code of a tensor subclass. The tools are torch's own, with overrides,
-gradients and dispatch modes off.
+Nothing here keeps a tensor, changes one, or runs code of a tensor subclass. Only torch's own functions are used, with
+overrides, gradients and dispatch modes off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -17,10 +16,11 @@ from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
 from tensorprobe.fast import fast
 from tensorprobe.model.dtypes import DTYPES
+from tensorprobe.model.event import NO_TOKEN, SlotEvent
 from tensorprobe.numerics.device_summary import device_moments
 from tensorprobe.record.elements import is_dense
-from tensorprobe.record.messages import NO_TOKEN
 from tensorprobe.record.writer import BYTES_SEEN, RunWriter
+from tensorprobe.torch_names import quiet
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
@@ -29,24 +29,9 @@ _DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
     if hasattr(torch, name)
 }
 
-SlotFields = list[Any]
-"""The fields of a `SlotEvent`, in order: a list is encoded as fast as a struct and is cheaper to make."""
-TOKEN = 6
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Torch calls inside are seen by nobody and leave no trace in any graph."""
-    with torch_names.no_overrides(), torch.no_grad():
-        if torch_names.dispatch_modes():
-            with torch_names.no_modes():
-                yield
-        else:
-            yield
-
 
 class Snapshots:
-    """Takes tensors for one probe. `mode` and `floating_only` decide how much of each; what is left out is counted."""
+    """Takes tensors for one sink. `mode` and `floating_only` decide how much of each; what is left out is counted."""
 
     def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
         self._writer = writer
@@ -55,9 +40,9 @@ class Snapshots:
         if fast is not None and mode != "structure" and not floating_only:
             ring, size, largest = writer.ring
             state = writer.state.buffer_info()[0]
-            self._context = fast.context(_Tensor, _Parameter, _DTYPES, writer, ring, size, state, largest)
+            self._context = fast.context(_Tensor, _Parameter, _DTYPES, SlotEvent, writer, ring, size, state, largest)
         self._structure = mode == "structure"
-        self.summary_only = mode == "summary"
+        self._summary_only = mode == "summary"
         self._floating_only = floating_only
         self._devices: dict[torch.device, str] = {}
         self.slots = 0
@@ -65,11 +50,11 @@ class Snapshots:
 
     @property
     def bytes_seen(self) -> int:
-        """How many bytes of values were looked at."""
+        """How many bytes of values were read."""
         return self._writer.state[BYTES_SEEN]
 
-    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotFields]:
-        """The slots of tensors, ready to be sent. Those whose names begin with one of `but` go without values, for the reason given.
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotEvent]:
+        """Return a slot for each tensor. Those whose names begin with one of `but` have no values, for the given reason.
 
         Call it with overrides off. It never fails: what cannot be read is skipped. This is the hottest loop of capture.
         """
@@ -77,7 +62,7 @@ class Snapshots:
             return []
         if self._context is not None and not but:
             with self._writer.lock:
-                slots: list[SlotFields] = fast.take(self._context, tensors)  # type: ignore[union-attr]
+                slots: list[SlotEvent] = fast.take(self._context, tensors)  # type: ignore[union-attr]
             if None in slots:
                 with_care = iter(
                     self._take_with_care(
@@ -90,12 +75,12 @@ class Snapshots:
         self.slots += len(slots)
         return slots
 
-    def tokens(self, slots: list[SlotFields]) -> list[int]:
-        """Of the bytes that were copied for these slots."""
-        return [slot[TOKEN] for slot in slots if slot[TOKEN] != NO_TOKEN]
+    def tokens(self, slots: list[SlotEvent]) -> list[int]:
+        """Return the tokens of the bytes that were copied for these slots."""
+        return [slot.token for slot in slots if slot.token != NO_TOKEN]
 
-    def _take_with_care(self, tensors: Tensors, but: tuple[str, ...], reason: str) -> list[SlotFields]:
-        slots: list[SlotFields] = []
+    def _take_with_care(self, tensors: Tensors, but: tuple[str, ...], reason: str) -> list[SlotEvent]:
+        slots: list[SlotEvent] = []
         copies: list[tuple[int, int, int]] = []
         kept: list[torch.Tensor] = []
         places: list[int] = []
@@ -121,14 +106,14 @@ class Snapshots:
         if copies:
             token = self._put(copies)
             for place in places:
-                slots[place][TOKEN] = token
+                slots[place].token = token
                 token += 1
         return slots
 
     def _take_one(
         self, name: str, tensor: torch.Tensor, but: tuple[str, ...], reason: str
-    ) -> tuple[SlotFields, torch.Tensor | None]:
-        """The slot of any tensor, and a plain one on the host in one block whose bytes are to be copied, if any are."""
+    ) -> tuple[SlotEvent, torch.Tensor | None]:
+        """Return the slot of any tensor and, if bytes are to be copied, a plain tensor on the host that holds them in one block."""
         if but and name.startswith(but):
             return self._skip(name, tensor, reason), None
         if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
@@ -146,34 +131,35 @@ class Snapshots:
         dtype, _, _, floating = known
         stride = None if tensor.is_contiguous() else tuple(tensor.stride())
         grad, device = tensor.requires_grad, self._device(tensor.device)
-        slot = [name, dtype, tuple(tensor.shape), device, stride, grad, NO_TOKEN, None]
+        slot = SlotEvent(name, dtype, tuple(tensor.shape), device, stride, grad)
         if self._structure or (self._floating_only and not floating):
             return slot, None
         with self._writer.lock:
             self._writer.state[BYTES_SEEN] += tensor.nbytes
-        if self.summary_only and not tensor.is_cpu:
+        if self._summary_only and not tensor.is_cpu:
             with quiet():
-                slot.append(device_moments(tensor.detach()))
+                slot.summary = device_moments(tensor.detach())
             return slot, None
         return slot, _one_block(tensor, stride)
 
     def _device(self, device: torch.device) -> str:
         name = self._devices.get(device)
         if name is None:
-            name = self._devices[device] = str(device)
+            name = self._devices[device] = sys.intern(str(device))
         return name
 
-    def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotFields:
+    def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotEvent:
         self.skipped[reason] += 1
         shape: tuple[int, ...] = ()
         with contextlib.suppress(Exception):  # a nested or symbolic tensor has no shape of plain numbers: () then
             shape = tuple(int(size) for size in tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return [name, dtype, shape, str(tensor.device), None, bool(tensor.requires_grad), NO_TOKEN, reason]
+        device, grad = self._device(tensor.device), bool(tensor.requires_grad)
+        return SlotEvent(name, dtype, shape, device, None, grad, skipped=reason)
 
 
 def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
-    """The values on the host, in one block of memory: as the block the strides permute, else in row-major order."""
+    """Return the values on the host in one block of memory: the block that the strides permute, else row-major order."""
     dense = stride is None or is_dense(tensor.shape, stride)
     if dense and tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj() and _has_memory(tensor):
         return tensor
@@ -185,12 +171,12 @@ def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Te
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether its address is one. Where the storage has no memory it is only the offset, and reading there ends the process."""
+    """Return whether its address is real. Without memory the address is only the offset, and reading there ends the process."""
     return bool(torch_names.address_of(tensor) != tensor.storage_offset() * tensor.itemsize)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | str:
-    """The plain tensor inside a subclass, or why there is none. A statistic of a DTensor would be a collective: take the local part."""
+    """Return the plain tensor inside a subclass, or why there is none. Of a DTensor it is the local part: statistics are collectives."""
     local = getattr(tensor, "_local_tensor", None)
     if isinstance(local, _Tensor):
         wait = getattr(local, "trigger_wait", None)

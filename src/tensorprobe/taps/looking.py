@@ -1,0 +1,169 @@
+"""API calls for a sink that only looks: nothing is copied, named or described.
+
+Calls are numbered as `Describing` numbers them, so that their names are those of a run of the same program. Collectives and
+composite functions are described as ever. In backward the sink sees every autograd node of a call when it is done. No
+tensor is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from tensorprobe import torch_names
+from tensorprobe.arguments import Tensors, flatten_result
+from tensorprobe.model.sink import LookingSink
+from tensorprobe.ops import MOVING_NODES
+from tensorprobe.taps.backward import LEAF, find_roots
+from tensorprobe.taps.function_tap import Describing, Plans
+from tensorprobe.taps.plans import NOT_AN_OP, FunctionPlan
+from tensorprobe.taps.session import Session, ThreadState
+
+_Tensor = torch.Tensor
+_sequence_number, _no_overrides = torch_names.sequence_number, torch_names.no_overrides
+_is_grad_enabled = torch.is_grad_enabled
+
+
+class LookedCall(msgspec.Struct):
+    """A call in progress, or one whose backward may still come. `found` belongs to the sink."""
+
+    plan: FunctionPlan
+    number: int
+    module: str
+    step: int
+    repeat: bool
+    start: int = -1
+    """The sequence number of autograd when it began: its nodes have this one or greater ones. -1 where gradients are off."""
+    found: Any = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.name}.{self.number}.forward"
+
+    @property
+    def backward_name(self) -> str:
+        return f"{self.plan.name}.{self.number}.backward"
+
+
+class Looking:
+    """Shows every call to the sink. What the sink raises is counted; its `stop` is raised between calls."""
+
+    def __init__(self, session: Session, plans: Plans, sink: LookingSink, describing: Describing) -> None:
+        self._session = session
+        self._plans = plans
+        self._sink = sink
+        self._describing = describing
+
+    def run(self, func: Any, plan: FunctionPlan, state: ThreadState, args: Any, kwargs: Any) -> Any:
+        """Execute a call and look at it."""
+        if plan.distributed or not plan.is_leaf:
+            result = self._describing.run(func, plan, state, args, kwargs)
+            self._end()
+            return result
+        session, sink = self._session, self._sink
+        recompute = None if state.recompute is None else session.repetition()
+        modules = state.modules
+        number = session.number(plan.name, recompute)
+        if not modules and sink.skip(plan, args) and not _is_grad_enabled():
+            # An optimizer makes a thousand small calls in a step: no object is made for one that is finite.
+            result = func(*args, **kwargs)
+            try:
+                if sink.glance(plan, number, session.step, result):
+                    session.recorded += 1
+                    return result
+            except Exception as error:
+                session.tool_failed(plan.name, error)
+                return result
+            call = LookedCall(plan, number, "", session.step, recompute is not None)
+            sink.glanced(call)
+        else:
+            path = modules[-1] if modules else ""
+            call = LookedCall(plan, number, path, session.step, recompute is not None)
+            try:
+                sink.before(call, args, kwargs)
+            except Exception as error:
+                session.tool_failed(call.name, error)
+            call.start = _sequence_number()
+            result = func(*args, **kwargs)
+        try:
+            self._look(func, state, call, args, kwargs, result)
+        except Exception as error:
+            session.tool_failed(call.name, error)
+        if sink.stop is not None:
+            self._end()
+        return result
+
+    def idle(self) -> None:
+        """A backward is over."""
+        state = self._session.state
+        state.busy = True
+        try:
+            self._sink.idle()
+        except Exception as error:
+            self._session.tool_failed("end of backward", error)
+        finally:
+            state.busy = False
+        self._end()
+
+    def _end(self) -> None:
+        """Raise, once, what the sink wants to stop the training with. Nothing is watched any more."""
+        error, self._sink.stop = self._sink.stop, None
+        if error is not None:
+            self._session.recording = False
+            self._session.over = True
+            raise error
+
+    def _look(self, func: Any, state: ThreadState, call: LookedCall, args: Any, kwargs: Any, result: Any) -> None:
+        plan = call.plan
+        if type(result) is _Tensor:
+            outputs = [result]
+        else:
+            found: Tensors = []
+            flatten_result(result, found)
+            outputs = [tensor for _, tensor in found]
+            if not outputs and not plan.overwrites:
+                self._plans[func] = NOT_AN_OP  # a query, and so are the next ones
+                return
+        self._sink.after(call, args, kwargs, outputs)
+        self._session.recorded += 1
+        start, end = call.start, _sequence_number()
+        if start < 0 or end == start or (call.repeat and not self._keeps_graph(state)):
+            return
+        node = outputs[0].grad_fn if outputs and end == start + 1 else None
+        if node is not None and node._sequence_nr() >= start:
+            if not plan.is_view:
+                node.register_hook(partial(self._in_backward, call))
+        else:
+            changed = outputs or plan.overwritten(args, kwargs)
+            for each in _nodes_since(start, find_roots([("output", tensor) for tensor in changed], start)):
+                if each.name() not in MOVING_NODES:
+                    each.register_hook(partial(self._in_backward, call))
+
+    def _keeps_graph(self, state: ThreadState) -> bool:
+        return state.recompute is not None and state.recompute.keeps_graph
+
+    def _in_backward(self, call: LookedCall, results: Any, given: Any) -> None:
+        """Run by the engine when a node is done, with the gradients it made and those it received."""
+        session = self._session
+        if not session.recording or session.state.busy:
+            return
+        try:
+            with _no_overrides():
+                self._sink.gradients(call, results, given)
+        except Exception as error:
+            session.tool_failed(call.backward_name, error)
+
+
+def _nodes_since(start: int, roots: Iterable[Any]) -> set[Any]:
+    """Return the nodes made from `start` on, walked from the outermost ones, without those of leaves."""
+    nodes, todo = set(roots), list(roots)
+    while todo:
+        for target, _ in todo.pop().next_functions:
+            if target is not None and start <= target._sequence_nr() < LEAF and target not in nodes:
+                nodes.add(target)
+                todo.append(target)
+    return nodes
