@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 import tensorprobe
 from tensorprobe.errors import RunDamaged, TensorDamaged, TensorprobeError
+from tensorprobe.legacy.layouts.msprobe_entries import users_frames
+from tensorprobe.model import Frame
 from tensorprobe.record import Run, open_run
 from tests.builders.msprobe import conv_net, described, write_conv_net, write_dump, write_one
 
@@ -222,3 +225,10 @@ def test_changed_bytes_give_results_or_an_error_of_ours(whole_dump: Path, choice
             return
     finally:
         path.write_bytes(original)
+
+
+def test_a_frame_of_a_hostile_length_costs_little() -> None:
+    lines = ["File " + ", line 1, in " * 200_000] * 5
+    started = time.process_time()
+    assert users_frames([*lines, "File a.py, line 3, in f, \n x = 1"]) == (Frame("a.py", 3, "f", "x = 1"),)
+    assert time.process_time() - started < 5

@@ -19,9 +19,9 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
 from tensorprobe.legacy.layouts.checker_entries import DataFile, EntryReader, RealData
-from tensorprobe.legacy.layouts.msprobe_entries import demand_call_name, quote_bare
+from tensorprobe.legacy.layouts.msprobe_entries import demand_call_name, quote_bare, users_frames
 from tensorprobe.legacy.layouts.pt import PtSource
-from tensorprobe.model import Call, Frame, Level, Slot, Stack
+from tensorprobe.model import Call, Level, Slot, Stack
 from tensorprobe.model.call_name import FAMILY_SPELLINGS, CallName, parse_call_name
 from tensorprobe.record.files import list_names, open_file
 from tensorprobe.record.foreign import foreign_run
@@ -113,8 +113,6 @@ def _look(file: CheckerFile) -> tuple[bytes, float]:
 _MAX_BYTES = 4 << 30
 _FILE_BITS = 24
 """The number of a file: the line of its call, then so many bits for its place in the call."""
-_FRAME = re.compile(r"File (.*), line ([0-9]{1,9}), in (.*?), ?\n ?(.*)", re.DOTALL)
-_OF_TORCH = re.compile(r"[\\/](site|dist)-packages[\\/](torch|torch_npu)[\\/]|[\\/]api_accuracy_checker[\\/]")
 
 
 @dataclass(frozen=True)
@@ -195,9 +193,7 @@ class CheckerSegment:
             lines = msgspec.json.decode(list(held.values())[number], type=list[str])
         except JSON_ERRORS as error:
             raise RunDamaged(f"'{self._json['stack']}' is damaged at entry {number + 1}: {reason_of(error)}.") from None
-        frames = [Frame(match[1], int(match[2]), *match.group(3, 4)) for line in lines if (match := _FRAME.match(line))]
-        shown = [frame for frame in frames if _OF_TORCH.search(frame.file) is None]
-        return Stack(number, tuple(shown or frames))
+        return Stack(number, users_frames(lines))
 
     def damage(self) -> list[Damage]:
         """Every entry that cannot be read."""

@@ -10,14 +10,14 @@ import heapq
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tensorprobe.errors import RunDamaged
-from tensorprobe.model import DTYPES, ArgumentTree, Slot, Summary
+from tensorprobe.model import DTYPES, ArgumentTree, Frame, Slot, Summary
 from tensorprobe.numerics.summary import json_number
 from tensorprobe.record.elements import MAX_DIMENSIONS
 from tensorprobe.record.files import open_file
@@ -401,3 +401,16 @@ def _join_gradients(data: dict[str, msgspec.Raw]) -> list[DumpEntry]:
         else:
             waiting.add(name)
     return entries
+
+
+_FRAME = re.compile(r"File (.*), line ([0-9]{1,9}), in (.*?), ?\n ?(.*)", re.DOTALL)
+_LONGEST_FRAME = 4096
+_OF_TOOLS = re.compile(r"[\\/](site|dist)-packages[\\/](torch|torch_npu|msprobe)[\\/]|[\\/]api_accuracy_checker[\\/]")
+
+
+def users_frames(lines: Sequence[str]) -> tuple[Frame, ...]:
+    """Return the frames of the user's program, innermost first; all of them when there are only torch's and the tool's."""
+    # Cut first: the pattern's time grows with the square of a hostile line's length.
+    found = filter(None, (_FRAME.match(line[:_LONGEST_FRAME]) for line in lines))
+    frames = [Frame(match[1], int(match[2]), match[3], match[4]) for match in found]
+    return tuple([frame for frame in frames if _OF_TOOLS.search(frame.file) is None] or frames)

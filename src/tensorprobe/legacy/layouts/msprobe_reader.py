@@ -26,6 +26,7 @@ from tensorprobe.legacy.layouts.msprobe_entries import (
     find_module,
     find_parent,
     read_dump,
+    users_frames,
 )
 from tensorprobe.legacy.layouts.npy import NpySource
 from tensorprobe.legacy.layouts.pt import PtSource
@@ -143,8 +144,6 @@ _FILES_BITS = 24
 """The number of a file: the line of its call, then so many bits for its place in the call."""
 
 _MOST_HOLDERS = 2
-_FRAME = re.compile(r"File (.*), line ([0-9]{1,9}), in (.*?), ?\n ?(.*)", re.DOTALL)
-_OF_TORCH = re.compile(r"[\\/](site|dist)-packages[\\/](torch|torch_npu|msprobe)[\\/]")
 
 
 class EntryDamage(Damage):
@@ -331,5 +330,4 @@ def frames_of(text: msgspec.Raw, file: Path, number: int) -> tuple[Frame, ...]:
         lines = msgspec.json.decode(text, type=list[str])
     except JSON_ERRORS as error:
         raise RunDamaged(f"'{file}' is damaged at stack {number}: {reason_of(error)}.") from None
-    frames = [Frame(match[1], int(match[2]), match[3], match[4]) for line in lines if (match := _FRAME.fullmatch(line))]
-    return tuple([frame for frame in frames if _OF_TORCH.search(frame.file) is None] or frames)
+    return users_frames(lines)
