@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from tensorprobe.model import Call, Slot
 from tensorprobe.watches.overflow import find_overflow
 from tensorprobe.watches.overflow.replaying import replay_verdict
 from tests import warm
+from tests.builders.runs import call, write
 from tests.watches.overflow.plants import PLANTS, linear, numbers
 
 NAMES = """mask_by_full_and_triu mask_by_log_of_zero overflow_beside_a_mask row_masked_everywhere log_of_zero in_the_optimizer
@@ -127,7 +129,7 @@ def test_normal_is_what_the_cpu_overflows_in_too() -> None:
     )
     assert judged(2.0, math.inf) == ("abnormal", "the CPU gives finite numbers in float16, up to 7.391 in output.0")
     assert judged(2.0, math.nan)[0] == "abnormal"
-    assert judged(math.inf, math.inf)[1] == "output.0 is not finite in float64 either: it is so by mathematics"
+    assert judged(math.inf, math.inf)[1] == "output.0: float64 gives inf too: not a device fault"
     assert judged(9.0, math.inf, gradient=60.0)[0] == "normal"
     assert judged(1.0, math.inf, gradient=2.0)[0] == "abnormal"
     assert judged(2.0, 7.0) == ("normal", "the result is finite")
@@ -176,3 +178,18 @@ def test_one_rank_of_two_is_blamed(tmp_path: Path) -> None:
         assert (birth.call, birth.rank) == ("Tensor.exp.0.forward", 1)
         assert any("(rank 0)" in name for name in birth.spread)
         assert (result.arrivals, result.summary.ranks) == ([], [0, 1])
+
+
+@pytest.mark.usefixtures("warm_processes")
+def test_a_replay_that_dies_does_not_take_the_command_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.checks.deadly_ops import set_environment
+
+    set_environment(monkeypatch).close()
+    x, infinite = np.full(3, 100, "float32"), np.full(3, np.inf, "float32")
+    names = ("Ops.deadly.crash.0.forward", "Ops.deadly.leave.0.forward", "Torch.exp.0.forward")
+    calls = [call(name, inputs=[x], outputs=[infinite], args=[{"slot": "input.0"}]) for name in names]
+    found = find_overflow(write(tmp_path / "run", calls), allow="nothing")
+    reasons = {birth.call: birth.reason for birth in found.births}
+    assert reasons["Ops.deadly.crash.0.forward"] == "its replay was killed by signal 11 (SIGSEGV)"
+    assert reasons["Ops.deadly.leave.0.forward"] == "its replay ended with exit code 7: nothing to be done"
+    assert "float64" in reasons["Torch.exp.0.forward"]

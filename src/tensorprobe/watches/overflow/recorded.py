@@ -25,6 +25,7 @@ from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops import is_collective
 from tensorprobe.record import Run, open_run
 from tensorprobe.record.lines import Damage
+from tensorprobe.record.run import Entry
 from tensorprobe.record.stored import StoredCall, StoredSlot
 from tensorprobe.settings import Names, Numbers
 from tensorprobe.version import VERSION
@@ -90,7 +91,7 @@ class _Search:
             )
         births, arrivals = merge_findings([ledger.findings for ledger in self._ledgers.values()])
         if self._replay:
-            births = [self._judged(birth) for birth in births]
+            births = self._judged(births)
         intended: Counter[str] = Counter()
         for ledger in self._ledgers.values():
             ledger.begin_step()
@@ -113,28 +114,38 @@ class _Search:
             notes=[f"{note} ({count} times)" if count > 1 else note for note, count in self._notes.items()],
         )
 
-    def _judged(self, birth: Birth) -> Birth:
-        """With a verdict, where the values are in the record."""
+    def _judged(self, births: list[Birth]) -> list[Birth]:
+        """Return the findings with a verdict, where the values are in the record."""
+        asked = [self._asked(birth) for birth in births]
+        replayed = [each for each in asked if not isinstance(each, str)]
+        if replayed:
+            from tensorprobe.watches.overflow.replaying import Recorded, recorded_verdicts
+
+            verdicts = iter(recorded_verdicts(self._run, [Recorded(*each) for each in replayed]))
+        judged = []
+        for birth, each in zip(births, asked, strict=True):
+            if isinstance(each, str):
+                judged.append(msgspec.structs.replace(birth, reason=each))
+            else:
+                found = next(verdicts)
+                judged.append(msgspec.structs.replace(birth, verdict=found.verdict, reason=found.reason))
+        return judged
+
+    def _asked(self, birth: Birth) -> tuple[int, int, Entry, Entry | None] | str:
+        """Return what is replayed: step, rank, the call and the forward of a backward call; or why it is not."""
         call = self._run.find(birth.call, step=birth.step, rank=birth.rank, repeat=birth.repeat)[0]
         forward = call
         if birth.direction == "backward":
             name = forward_name(birth.call)
             if name not in self._run.names(birth.step, birth.rank, on_damage="skip"):
-                return msgspec.structs.replace(birth, reason="its forward was not recorded")
+                return "its forward was not recorded"
             forward = self._run.call(name, birth.step, birth.rank)
         if forward.model.args is None and forward.model.kwargs is None:
-            return msgspec.structs.replace(birth, reason="its arguments were not recorded, only its tensors")
+            return "its arguments were not recorded, only its tensors"
         if not all(slot.has_data for slot in (*forward.inputs, *call.inputs)) or not _float_data(call):
-            return msgspec.structs.replace(birth, reason="its values were not recorded: capture with mode='tensor'")
-        from tensorprobe.watches.overflow.replaying import replay_verdict
-
-        inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
-        found = {slot.name: slot.tensor() for slot in call.slots if slot.side != "input" and slot.has_data}
-        gradients = None
-        if forward is not call:
-            gradients = {f"output{slot.name[5:]}": slot.tensor().clone() for slot in call.inputs}
-        judged = replay_verdict(forward.model, inputs, found, gradients=gradients)
-        return msgspec.structs.replace(birth, verdict=judged.verdict, reason=judged.reason)
+            return "its values were not recorded: capture with mode='tensor'"
+        entries = [Entry(each.index, each.name, each.repeat) for each in (call, forward)]
+        return birth.step, birth.rank, entries[0], None if forward is call else entries[1]
 
 
 class _Rank:

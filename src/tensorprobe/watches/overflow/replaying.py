@@ -1,27 +1,32 @@
 """Normal or abnormal: a call that overflowed, run alone on the CPU, in its own dtype and in a wider one.
 
-In: the call as a record has it, its inputs, what the device gave. Out: a verdict with its reason. If the CPU overflows in
-the same dtype the numbers are that large: normal. If it does not, the device is wrong: abnormal. Nothing of the process is
-changed: random generators, autocast and modes are as before.
+In: the call as a record has it, its inputs, what the device returned. Out: a verdict with its reason. If the CPU overflows in
+the same dtype, the numbers are that large: normal. If it does not, the device is wrong: abnormal. Random generators, autocast
+and modes of the process are left as they were. Calls of a recorded run are replayed in a process of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import torch
 
+from tensorprobe.errors import TensorprobeError
 from tensorprobe.model import Call
 from tensorprobe.model.overflow import Verdict
 from tensorprobe.numerics.peak import greatest_finite
 from tensorprobe.ops import Trait, has
+from tensorprobe.record.run import Entry, Run
 from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job, too_large
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.runs import said
 from tensorprobe.taps.alone import private_graph, unseen
+from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, run_in_processes
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -32,6 +37,64 @@ class Judgement(NamedTuple):
     verdict: Verdict
     reason: str
     overflows: bool | None = None
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """Where a call stands in a run; of a backward call also its forward."""
+
+    step: int
+    rank: int
+    call: Entry
+    forward: Entry | None = None
+
+
+def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
+    """Judge calls of a run, whose values were recorded, in a process of their own. One that dies takes nothing else along."""
+    found: dict[int, Judgement] = {}
+
+    def take(number: int, content: bytes) -> None:
+        found[number] = msgspec.msgpack.decode(content, type=Judgement)
+
+    def died(death: Death) -> None:
+        last = f": {death.last_line}" if death.last_line else ""
+        found[death.number] = Judgement("unknown", f"its replay {death.how}{last}")
+
+    job = replay_job("tensorprobe.watches.overflow.replaying:serve_verdicts", msgspec.msgpack.encode(RunPlace.of(run)))
+    failed = ""
+    try:
+        run_in_processes(job, [msgspec.msgpack.encode(each) for each in calls], jobs=1, take=take, died=died)
+    except StartFailed as error:
+        failed = f"no process could be started to replay it: it {error}"
+    return [found.get(number) or Judgement("unknown", failed) for number in range(len(calls))]
+
+
+@contextlib.contextmanager
+def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
+    """Answer with the verdict on recorded calls; a target of `work.pool`."""
+    run = msgspec.msgpack.decode(start, type=RunPlace).open()
+
+    def answer(parcel: bytes) -> Reply:
+        asked = msgspec.msgpack.decode(parcel, type=Recorded)
+        try:
+            judged = _recorded_verdict(run, asked)
+        except TensorprobeError as error:
+            judged = Judgement("unknown", f"it cannot be read: {str(error).splitlines()[0]}")
+        return Reply(msgspec.msgpack.encode(judged))
+
+    yield answer
+
+
+def _recorded_verdict(run: Run, asked: Recorded) -> Judgement:
+    call = read_call(run, asked.step, asked.rank, asked.call)
+    forward = call if asked.forward is None else read_call(run, asked.step, asked.rank, asked.forward)
+    if reason := too_large(forward.model, default_replay_bytes()):
+        return Judgement("unknown", reason)
+    inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
+    found = {slot.name: slot.tensor() for slot in call.slots if slot.side != "input" and slot.has_data}
+    gradients = None
+    if asked.forward is not None:
+        gradients = {f"output{slot.name[5:]}": slot.tensor().clone() for slot in call.inputs}
+    return replay_verdict(forward.model, inputs, found, gradients=gradients)
 
 
 def replay_verdict(
@@ -82,7 +145,8 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
             if largest <= limit:
                 why = f"on the CPU it overflows in {dtype} too; in {precision} it goes up to {largest:.4g}"
             return Judgement("normal", why, True)
-        return Judgement("normal", f"{slot} is not finite in {precision} either: it is so by mathematics", True)
+        what = "NaN" if largest is not None and largest != largest else "inf"
+        return Judgement("normal", f"{slot}: {precision} gives {what} too: not a device fault", True)
     raise AssertionError("unreachable: troubled is not empty")
 
 
