@@ -1,6 +1,6 @@
 """The documentation is held to the program.
 
-In README.md and docs/guide.md every ```python block is run as a script of its own, and every `$ ` line of a ```console
+In README.md, docs/index.md and docs/guide.md every ```python block is run as a script of its own, and every `$ ` line of a ```console
 block by bash, or without it where bash would only split it into words, in the order of the page, in one folder with a copy
 of examples/. Each must exit with 0, or with the code
 that a comment `# exit code 1` behind the command says. The output that is shown must be there, line for line and in its
@@ -30,7 +30,7 @@ from tensorprobe.taps.settings import CaptureSettings
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/guide.md"]
+PAGES = ["README.md", "docs/index.md", "docs/guide.md"]
 HOME = "/home/you/tensorprobe"
 TIME_LIMIT_S = 300
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
