@@ -290,11 +290,13 @@ def test_enabling_again_is_harmless_and_renaming_refused(npu: str) -> None:
 
 
 def test_a_torch_without_the_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorprobe import torch_names
     from tensorprobe.sim import device
 
-    monkeypatch.setattr(device, "_NEEDED", ("torch._C._no_such_hook",))
+    monkeypatch.setattr(torch_names, "setup_python_backend", None)
     with pytest.raises(
-        UnsupportedTorch, match=rf"{torch.__version__.split('+')[0]}.*_no_such_hook".replace("+", r"\+")
+        UnsupportedTorch,
+        match=rf"needs torch {torch_names.SIMULATED_SINCE} .* this is {torch.__version__.split('+')[0]}",
     ):
         device._check_torch()
 
