@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tensorprobe.checks.check import CheckSettings
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge.standards import STANDARDS, Evidence, judge
+from tensorprobe.model.dtypes import TINY
 from tests.checks.planting import DEVICE, Spoiler, assert_passes, check, planted, record, record_one
 
 
@@ -207,6 +208,19 @@ def test_limits_of_the_standards(standard: str, changes: dict[str, float], passe
     own = figures(relative_l2=5e-8, max_abs=1e-7, different=9.0)
     evidence = Evidence("Functional.gelu", "forward", "float32", device, own, device, 1.0, 1.0)
     assert judge(STANDARDS[standard], evidence).passes is passes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cpu_is_tested", "passes"),
+    [("bfloat16", True, True), ("bfloat16", False, False), ("float16", True, False), ("float32", True, False)],
+)
+def test_only_the_cpu_in_bfloat16_may_flush_subnormals(dtype: str, cpu_is_tested: bool, passes: bool) -> None:
+    """bfloat16 is computed in float32, which has the same subnormals; float16's are normal numbers of float32."""
+    half = TINY[dtype] / 2
+    flushed = figures(relative_l2=1.0, max_abs=half, within_1e2=0.0, within_1e3=0.0, different=1000.0)
+    own = None if cpu_is_tested else figures()
+    evidence = Evidence("Functional.gelu", "forward", dtype, flushed, own, flushed, half / 2, half, strict=True)
+    assert judge(STANDARDS["noise-aware"], evidence).passes is passes
 
 
 def test_unknown_settings_are_refused() -> None:

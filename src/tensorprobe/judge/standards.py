@@ -150,6 +150,8 @@ def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
     eps, tiny = EPS[evidence.dtype], TINY[evidence.dtype]
     tiny *= FLOOR_STEPS * eps if evidence.strict else 1.0
     if own is None:
+        if evidence.dtype in HALF:  # computed in float32, where the CPU may flush: oneDNN's bfloat16 gelu does
+            tiny = max(tiny, TINY["float32"])
         eps = max(eps, evidence.grain)
         many = max(1.0, math.sqrt(evidence.terms) / ALONE_TERMS)
         norm = max(ALONE_NORM * eps * many, ALONE_WORSE * _noise(evidence, "relative_l2"), _relative(tiny, evidence))
