@@ -31,6 +31,7 @@ from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "docs/index.md", "docs/guide.md"]
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 HOME = "/home/you/tensorprobe"
 TIME_LIMIT_S = 300
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -211,15 +212,34 @@ def test_every_setting_is_in_the_docs() -> None:
     assert set(CaptureSettings.declared()) - explained <= {"ring_bytes", "in_process"}  # docs/how-it-works.md has those
 
 
+@pytest.mark.parametrize("page", sorted({*DOCUMENTS} - {"CHANGELOG.md", "docs/cli.md"}))
+def test_prose_is_wrapped(page: str) -> None:
+    """Rows of tables and lines of code and output may be longer."""
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    wide = [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))]
+    assert wide == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_the_files_of_the_six_changes_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Six changes")[2].partition("\n## ")[0]
+    named = {name for name in re.findall(r"`([\w/]+\.(?:py|h|md))`", text) if "NAME" not in name}
+    assert len(named) >= 8
+    assert [
+        name for name in named if not any((base / name).is_file() for base in (ROOT, ROOT / "src/tensorprobe"))
+    ] == []
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors that a page's headings have."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
-    "page", sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-)
+@pytest.mark.parametrize("page", DOCUMENTS)
 def test_links_lead_somewhere(page: str) -> None:
     for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
         if "://" in link:
