@@ -21,7 +21,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## train twice, once on a device with a planted fault, and find the call where the trainings part
+demo: $(READY) ## train twice, once on a device with a planted fault, and find the first call that differs
 	@rm -rf $(DEMO)/result
 	@mkdir -p $(DEMO)
 	@echo "== 1. Record three training steps of a script that knows nothing of tensorprobe, on a simulated accelerator"
@@ -98,7 +98,7 @@ bench-ptdbg: $(READY) ## measure dump and compare by the old names beside the ol
 bench-online: $(READY) ## measure online compare: cost, share compared, faults found, false alarms; ARGS="--help" for options
 	$(BIN)/python -m bench.online $(ARGS)
 
-bench-overflow: $(READY) ## measure the overflow watch: cost, planted births named; ARGS="--help" for options
+bench-overflow: $(READY) ## measure the overflow watch: cost, planted NaN and inf found, false alarms; ARGS="--help" for options
 	$(BIN)/python -m bench.overflow $(ARGS)
 
 bench-msprobe: $(READY) ## measure dump and compare by msprobe's names beside the published package; ARGS="--help" for options

@@ -1,4 +1,4 @@
-"""Where the time of a captured step goes: what each part of capture takes of the training thread, in milliseconds.
+"""Print where the time of a captured step goes: milliseconds of the training thread in each part of capture.
 
     .venv/bin/python -m bench.capture.where gpt-tiny tensor
 

@@ -126,7 +126,7 @@ class _Values:
 
 
 def _window(number: int) -> int:
-    """Where the window of the how-manieth tensor starts: spread over the pool, by a multiplier that is prime."""
+    """Where the window of this tensor starts: spread over the pool, by a multiplier that is prime."""
     return number * 611_953 % _WINDOWS
 
 

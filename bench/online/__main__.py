@@ -1,4 +1,4 @@
-"""Online compare measured: what it costs, how much it compares, what it finds, and whether it cries wolf.
+"""Measure online compare: its cost, the share of calls compared, the faults found, the false alarms.
 
     python -m bench.online                                   everything (an hour; the costs need an idle machine)
     python -m bench.online --parts overhead --sizes tiny,small

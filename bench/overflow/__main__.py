@@ -1,4 +1,4 @@
-"""The overflow watch measured: does it name planted births, does it cry wolf, what does it cost.
+"""Measure the overflow watch: does it name planted NaN and inf, does it raise false alarms, what does it cost?
 
     python -m bench.overflow                                 everything (half an hour; the costs need an idle machine)
     python -m bench.overflow --parts births

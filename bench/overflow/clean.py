@@ -1,4 +1,7 @@
-"""Does the watch cry wolf, and does it change a training? Real architectures, with and without half precision, for bench.overflow."""
+"""Does the watch raise false alarms, and does it change a training? Real architectures, for bench.overflow.
+
+With and without half precision.
+"""
 
 from __future__ import annotations
 

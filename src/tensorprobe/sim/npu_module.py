@@ -1,6 +1,6 @@
 """A stand-in for the module `torch_npu`: what the older tools call on a real NPU, on the simulated one.
 
-Dump calls remember what they were told (`dump_calls`), the overflow calls read and clear the device's overflow flag,
+Dump calls remember their arguments (`dump_calls`), the overflow calls read and clear the device's overflow flag,
 and the ops of `npu_ops` are there by their names. Whatever is not here is an `AttributeError`, as with any module.
 """
 
