@@ -23,7 +23,7 @@ import tensorprobe
 from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult
-from tensorprobe.replay.measuring import measure
+from tensorprobe.replay.evidence import measure
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.memory import to_host
 from tensorprobe.taps.plans import ALLOCATIONS

@@ -22,7 +22,7 @@ from bench.online.faults import DEVICE, describe
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult
 from tensorprobe.sim.faults import Fault
-from tensorprobe.watches.online.schema import MEMORY, QUESTION, RANDOM, STORAGE, VIEW
+from tensorprobe.watches.online.lifting import MEMORY, QUESTION, RANDOM, STORAGE, VIEW
 
 STEPS = 2
 """Momentum is first used in the second."""

@@ -23,8 +23,8 @@ from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.checks.check import CheckSettings, check_call
 from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.evidence import measure, on_host
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.measuring import measure, on_host
 from tensorprobe.replay.runs import DeviceRaised, prepare
 from tensorprobe.sim.faults import Fault
 from tensorprobe.sim.known_faults import CatalogFault

@@ -9,9 +9,9 @@ import torch
 from tensorprobe.judge.standards import STANDARDS, Evidence, limits
 from tensorprobe.model.precheck import CallCheck
 from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.evidence import on_host
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.hard import make_variant
-from tensorprobe.replay.measuring import on_host
 from tensorprobe.replay.randomness import is_dropout, sampling
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, prepare
 from tensorprobe.replay.script import Results, Sampling, Script, make_script, place_line

@@ -13,10 +13,10 @@ import torch
 
 from tensorprobe.ops import Trait, breaks_ties, has
 from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.evidence import on_host
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import generator
 from tensorprobe.replay.layout import laid_out, room
-from tensorprobe.replay.measuring import on_host
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.runs import STRICT, Conditions, Runs, said
 

@@ -17,12 +17,21 @@ from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
 from tensorprobe.ops import Trait, breaks_ties, has
 from tensorprobe.record.stored import StoredCall
-from tensorprobe.replay.doubt import TIMES, TIMES_HARD, nudged, spread
-from tensorprobe.replay.evidence import gather, weigh
+from tensorprobe.replay.evidence import (
+    TIMES,
+    TIMES_HARD,
+    Figures,
+    dtype_name,
+    gather,
+    nudged,
+    on_host,
+    spread,
+    weigh,
+    within_range,
+)
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
 from tensorprobe.replay.inputs import Data, all_recorded, generator, make_inputs, real
-from tensorprobe.replay.measuring import Figures, dtype_name, on_host, within_range
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.randomness import (
     draws_random,

@@ -13,7 +13,7 @@ from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops import plain_name
 from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
-from tensorprobe.watches.overflow.merging import merge_facts
+from tensorprobe.watches.overflow.result import merge_facts
 from tensorprobe.watches.overflow.rules import Seen, given_numbers, is_allowed
 from tensorprobe.watches.overflow.tensors import facts_of, places_of
 

@@ -41,8 +41,7 @@ from tensorprobe.watches.online.chain import Compared
 from tensorprobe.watches.online.checker import Checker, Found
 from tensorprobe.watches.online.findings import Findings
 from tensorprobe.watches.online.lifting import Arguments, lower
-from tensorprobe.watches.online.policies import Measures
-from tensorprobe.watches.online.sampling import Sampler
+from tensorprobe.watches.online.policies import Measures, Sampler
 from tensorprobe.watches.online.verdict import Case, Judged
 from tensorprobe.watches.online.workers import Workers
 

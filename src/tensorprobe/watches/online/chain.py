@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tensorprobe.replay.measuring import on_host
+from tensorprobe.replay.evidence import on_host
 from tensorprobe.watches.online import sight
-from tensorprobe.watches.online.lifting import PRECISIONS, Arguments, lift, lift_tensor
+from tensorprobe.watches.online.lifting import PRECISIONS, Arguments, OpPlan, lift, lift_tensor
 from tensorprobe.watches.online.reference import NoReference, run
-from tensorprobe.watches.online.schema import OpPlan
 from tensorprobe.watches.online.verdict import Case
 
 _WIDER = PRECISIONS["double"]

@@ -15,11 +15,19 @@ from tensorprobe.model.event import Event
 from tensorprobe.model.online import OpCount
 from tensorprobe.model.sink import AtenNumbers
 from tensorprobe.watches.online.chain import Chain, Compared
-from tensorprobe.watches.online.lifting import Arguments, CannotLift, demand_numbers, lift, lift_tensor
-from tensorprobe.watches.online.policies import Measures
+from tensorprobe.watches.online.lifting import (
+    NO_OP,
+    RANDOM,
+    Arguments,
+    CannotLift,
+    OpPlan,
+    demand_numbers,
+    lift,
+    lift_tensor,
+    plan_op,
+)
+from tensorprobe.watches.online.policies import Measures, Sampler
 from tensorprobe.watches.online.reference import NoReference, Outputs, outputs_of
-from tensorprobe.watches.online.sampling import Sampler
-from tensorprobe.watches.online.schema import NO_OP, RANDOM, OpPlan, plan_op
 from tensorprobe.watches.online.verdict import Case, Judged, decide
 from tensorprobe.watches.online.workers import Workers
 

@@ -1,29 +1,102 @@
-"""The arguments of a call on the CPU, in the precision of the reference, as they are at this moment.
+"""The arguments of a call on the CPU, in the precision of the reference; and what the schema of its op says about running it twice.
 
-Only numbers are moved: what is no tensor stays as it is, but devices become the CPU and dtypes the wider ones. An argument
+There is no list of difficult ops. An op is skipped only for what its schema says: it returns no new numbers (a view), draws
+random ones, returns uninitialised memory, needs other processes, or belongs to a library whose ops may do more than compute.
+Only numbers are moved: other arguments stay as they are, but devices become the CPU and dtypes the wider ones. An argument
 that the call changes is copied, and so is everything that is looked at later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tensorprobe.watches.online.schema import At, OpPlan
+from tensorprobe.ops import Trait, has
+from tensorprobe.replay import arguments as replay_arguments
+
+VIEW, RANDOM, MEMORY = "view", "random", "memory as it is found"
+COLLECTIVE, QUESTION, STORAGE = (
+    "collective: needs the other processes",
+    "gives no tensor",
+    "changes storage, not numbers",
+)
+_NUMBERS = frozenset(("number", "Scalar", "int", "float", "bool", "complex"))
+NO_OP = ""
+"""For what is not counted as an op at all."""
+_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
+_STATISTICS = frozenset(("running_mean", "running_var"))
+
+At = int | str
+"""An argument: its position, or its name when it is given by name only."""
+
+
+class OpPlan(NamedTuple):
+    """`skip` is why it is not compared. `written` are the arguments it changes, `received` those of them it only writes to."""
+
+    name: str
+    base: str
+    skip: str | None = None
+    written: frozenset[At] = frozenset()
+    received: frozenset[At] = frozenset()
+    gives_nothing: bool = False
+    reads: bool = False
+    """Whether it only reads a number out of tensors, as `item` does."""
+    dropout: At | None = None
+    """The probability without which an op that its schema calls random is not."""
+
+
+def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
+    """The plan for an op as a dispatch mode meets it."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return OpPlan(str(func), str(func), "higher-order op: what it calls is compared, if it is seen")
+    namespace, _, base = schema.name.rpartition("::")
+    name = "Aten." + str(func).removeprefix("aten.")
+    written, received = set[At](), set[At]()
+    dropout: At | None = None
+    for place, argument in enumerate(schema.arguments):
+        at: At = argument.name if argument.kwarg_only else place
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.add(at)
+            if argument.is_out:
+                received.add(at)
+        elif argument.name in _STATISTICS and "batch_norm" in base and "backward" not in base:
+            written.add(at)  # old schemas do not say so
+        elif namespace in _COLLECTIVES and "Tensor" in str(argument.type):
+            written.add(at)
+        elif argument.name == "dropout_p" and torch.Tag.nondeterministic_seeded in func.tags:
+            dropout = at
+    takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
+    kinds = {str(value.type).removeprefix("Optional").strip("[]") for value in schema.returns}
+    returns, reads = any("Tensor" in kind for kind in kinds), takes and bool(kinds & _NUMBERS)
+    plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not (returns or reads), reads, dropout)
+    return plan._replace(skip=_reason(func, plan, namespace, libraries))
+
+
+def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) -> str | None:
+    if namespace == "profiler":
+        return NO_OP
+    if plan.gives_nothing and not plan.written:
+        return QUESTION
+    if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None:
+        return RANDOM
+    if has(f"Aten.{plan.base}", Trait.ALLOCATES):
+        return MEMORY
+    if has(f"Aten.{plan.base}", Trait.STORAGE):
+        return STORAGE
+    if func.is_view and not plan.written:
+        return VIEW
+    if namespace in _COLLECTIVES:
+        return COLLECTIVE
+    if namespace not in ("aten", "prims") and namespace not in libraries:
+        return f"op of the library {namespace}: done twice it may do harm; name the library to have it compared"
+    return None
+
 
 CPU = torch.device("cpu")
-_HALF = (torch.float16, torch.bfloat16)
-PRECISIONS: dict[str, dict[torch.dtype, torch.dtype]] = {
-    "own": {},
-    "single": {**dict.fromkeys(_HALF, torch.float32), torch.complex32: torch.complex64},
-    "double": {
-        **dict.fromkeys((*_HALF, torch.float32), torch.float64),
-        **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
-    },
-}
-PRECISIONS["rounded"] = PRECISIONS["double"]
+PRECISIONS = {**replay_arguments.PRECISIONS, "rounded": replay_arguments.PRECISIONS["double"]}
 """Name → dtype → the dtype of the reference; those not named stay. `rounded` goes back to the dtype of the call in the end."""
 
 

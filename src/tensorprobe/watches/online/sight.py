@@ -17,8 +17,7 @@ from tensorprobe.judge.standards import Sight
 from tensorprobe.model import DTYPES
 from tensorprobe.numerics.native import implementation
 from tensorprobe.numerics.pairs import derive, measure_pairs
-from tensorprobe.replay.evidence import count_terms
-from tensorprobe.replay.measuring import beyond_rounding
+from tensorprobe.replay.evidence import beyond_rounding, count_terms
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _CODES}

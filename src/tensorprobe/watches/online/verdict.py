@@ -16,15 +16,12 @@ from tensorprobe.judge.limits import judge_figures
 from tensorprobe.judge.standards import judge
 from tensorprobe.model import Call
 from tensorprobe.model.measured import Opinion
-from tensorprobe.replay.doubt import TIMES, nudged, spread
-from tensorprobe.replay.evidence import gather, weigh
+from tensorprobe.replay.evidence import TIMES, Figures, gather, measure, nudged, on_host, spread, weigh, within_range
 from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
-from tensorprobe.replay.measuring import Figures, measure, on_host, within_range
 from tensorprobe.watches.online import sight
-from tensorprobe.watches.online.lifting import Arguments, kept, lift, lower
+from tensorprobe.watches.online.lifting import Arguments, OpPlan, kept, lift, lower
 from tensorprobe.watches.online.policies import Measure, Measures
 from tensorprobe.watches.online.reference import NoReference, Outputs, run
-from tensorprobe.watches.online.schema import OpPlan
 
 SAME: Figures = {"relative_l2": 0.0, "one_minus_cosine": 0.0, "max_abs": 0.0, "different": 0.0}
 _OF_BITS = ("bit_identical", "ulp_")

@@ -20,8 +20,7 @@ from tensorprobe.taps.ranks import find_rank
 from tensorprobe.watches.online.chain import Chain
 from tensorprobe.watches.online.checker import Checker
 from tensorprobe.watches.online.findings import Findings, make_folder
-from tensorprobe.watches.online.policies import Measures
-from tensorprobe.watches.online.sampling import Sampler
+from tensorprobe.watches.online.policies import Measures, Sampler
 from tensorprobe.watches.online.settings import REFERENCES, OnlineSettings
 from tensorprobe.watches.online.workers import Workers
 

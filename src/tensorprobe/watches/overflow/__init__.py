@@ -10,7 +10,7 @@ from tensorprobe.settings import Names, Numbers, public
 
 if TYPE_CHECKING:
     from tensorprobe.record import Run
-    from tensorprobe.watches.overflow.born import BornCall
+    from tensorprobe.watches.overflow.keeping import BornCall
     from tensorprobe.watches.overflow.recorded import find_overflow
     from tensorprobe.watches.overflow.result import OverflowResult
     from tensorprobe.watches.overflow.watch import OverflowWatch
@@ -20,7 +20,7 @@ __all__ = ["BornCall", "OverflowResult", "OverflowWatch", "find_overflow", "over
 __getattr__ = lazy(
     __name__,
     {
-        "BornCall": "tensorprobe.watches.overflow.born",
+        "BornCall": "tensorprobe.watches.overflow.keeping",
         "OverflowResult": "tensorprobe.watches.overflow.result",
         "OverflowWatch": "tensorprobe.watches.overflow.watch",
         "find_overflow": "tensorprobe.watches.overflow.recorded",

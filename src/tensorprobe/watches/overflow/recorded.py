@@ -31,8 +31,7 @@ from tensorprobe.settings import Names, Numbers
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
-from tensorprobe.watches.overflow.merging import merge_findings, merge_watches
-from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult
+from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, merge_findings, merge_watches
 from tensorprobe.watches.overflow.rules import Seen
 from tensorprobe.watches.overflow.settings import OverflowSettings
 

@@ -22,10 +22,9 @@ from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops import MOVING_NODES, Trait, has
 from tensorprobe.taps.looking import LookedCall
 from tensorprobe.taps.stacks import user_frames
-from tensorprobe.watches.overflow.born import BornCall, NamedTensors, describe_call, describe_facts
 from tensorprobe.watches.overflow.describing import At, Describer, Frames
 from tensorprobe.watches.overflow.facts import Facts
-from tensorprobe.watches.overflow.keeping import Keeper
+from tensorprobe.watches.overflow.keeping import BornCall, Keeper, NamedTensors, describe_call, describe_facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.looker import Before, OverflowLooker, Remembered
 from tensorprobe.watches.overflow.rules import Seen, arguments, given_numbers

@@ -1,4 +1,4 @@
-"""Normal or abnormal: a call that overflowed, run alone on the CPU, in its own dtype and in a wider one.
+"""Normal or abnormal: a call that overflowed, run alone on the CPU, in its own dtype and in a wider one; and its script.
 
 In: the call as a record has it, its inputs, what the device returned. Out: a verdict with its reason. If the CPU overflows in
 the same dtype, the numbers are that large: normal. If it does not, the device is wrong: abnormal. Random generators, autocast
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +19,7 @@ import torch
 
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.model import Call
-from tensorprobe.model.overflow import Verdict
+from tensorprobe.model.overflow import Birth, Verdict
 from tensorprobe.numerics.peak import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
@@ -25,7 +27,10 @@ from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job, too_large
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.runs import said
+from tensorprobe.replay.script import Results, make_script, place_line
 from tensorprobe.taps.alone import private_graph, unseen
+from tensorprobe.watches.overflow.keeping import BornCall
+from tensorprobe.watches.overflow.ledger import Finding
 from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, run_in_processes
 
 Tensors = Mapping[str, torch.Tensor]
@@ -191,3 +196,52 @@ def _undisturbed() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+def save_birth(born: BornCall, folder: Path) -> Path:
+    """Write the script and its tensors; return its path. CannotReplay where the call cannot be written down."""
+    birth = born.birth
+    floating = [slot for slot, tensor in born.found().items() if tensor.is_floating_point() or tensor.is_complex()]
+    about = [f"{birth.call}: first {birth.kind}. {birth.verdict}: {birth.reason}", place_line(birth.step, birth.rank)]
+    about += [f"Module: {birth.module}"] if birth.module else []
+    about += [f"Called at {birth.frames[0]}"] if birth.frames else []
+    names = [slot if born.forward is None else f"d input{slot[6:]}" for slot in floating]
+    script = make_script(
+        born.replayed,
+        born.inputs(),
+        born.gradients() or {},
+        Results(limits={name: {"nonfinite_different": 0.0} for name in names}),
+        device=next((slot.device for slot in born.call.slots), "cpu"),
+        about=about,
+    )
+    return script.write(folder, f"step{birth.step}.{birth.call}")
+
+
+def judge_birth(finding: Finding, folder: Path | None, *, replay: bool, notes: Counter[str]) -> None:
+    """Give a birth its verdict and, where it can be run alone, its script."""
+    born: BornCall | None = finding.born
+    fact = finding.fact
+    if not isinstance(fact, Birth):
+        return
+    if fact.verdict == "unknown":
+        judged = _judge_kept(born) if replay else Judgement("unknown", "replay is off")
+        fact = msgspec.structs.replace(fact, verdict=judged.verdict, reason=judged.reason)
+    if born is not None:
+        born.birth = fact
+        if not born.lacking and folder is not None and replay:
+            try:
+                script = save_birth(born, folder)
+                fact = msgspec.structs.replace(fact, script=str(script))
+            except (CannotReplay, OSError) as error:
+                notes[f"{fact.call}: no replay script: {said(error)}"] += 1
+        born.birth = fact
+    finding.fact = fact
+
+
+def _judge_kept(born: BornCall | None) -> Judgement:
+    if born is None:
+        return Judgement("unknown", "a collective cannot be run alone")
+    if born.lacking:
+        hint = f"; keep=[{born.replayed.name!r}] keeps a copy the next time" if "keep_bytes" not in born.lacking else ""
+        return Judgement("unknown", f"{born.lacking}, so it cannot be replayed{hint}")
+    return replay_verdict(born.replayed, born.inputs(), born.found(), gradients=born.gradients())

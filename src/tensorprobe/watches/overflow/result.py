@@ -1,13 +1,22 @@
-"""The answer as an object, and on disk. Nothing here imports torch."""
+"""The answer as an object and on disk, and the answers of several ranks merged into one. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
+from tensorprobe.errors import RunDamaged, TensorprobeError
 from tensorprobe.model.overflow import Arrival, Birth, OverflowReport
+from tensorprobe.ops import is_collective
 from tensorprobe.report.forms import Answer
-from tensorprobe.standard_json import encode
+from tensorprobe.standard_json import decode, encode
+from tensorprobe.version import VERSION
+from tensorprobe.watches.overflow.ledger import SHOWN_SPREAD, Finding
+from tensorprobe.watches.overflow.ring import read_ring
 
 SCHEMA_VERSION = 1
 
@@ -47,3 +56,75 @@ def write_report(folder: Path, rank: int, report: OverflowReport) -> None:
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(encode(report, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)
+
+
+def merge_findings(ranks: Iterable[Sequence[Finding]]) -> tuple[list[Birth], list[Arrival]]:
+    """The births and arrivals of all ranks in causal order."""
+    return merge_facts([finding.written() for findings in ranks for finding in findings])
+
+
+def merge_facts(facts: Iterable[Birth | Arrival]) -> tuple[list[Birth], list[Arrival]]:
+    """The same of findings as they are written."""
+    kept: list[Birth | Arrival] = []
+    for fact in sorted(facts, key=_when):
+        source = next((each for each in kept if _explains(each, fact)), None)
+        if source is None:
+            kept.append(fact)
+        else:
+            at = kept.index(source)
+            reached = [f"{name} (rank {fact.rank})" for name in (fact.call, *fact.spread)]
+            kept[at] = msgspec.structs.replace(
+                source,
+                spread=[*source.spread, *reached][:SHOWN_SPREAD],
+                spread_count=source.spread_count + fact.spread_count + 1,
+            )
+    births = [fact for fact in kept if isinstance(fact, Birth)]
+    numbered = [msgspec.structs.replace(birth, number=number) for number, birth in enumerate(births, 1)]
+    return numbered, [fact for fact in kept if isinstance(fact, Arrival)]
+
+
+def _when(fact: Birth | Arrival) -> tuple[int, int, bool, int, int]:
+    return fact.step, fact.epoch, is_collective(fact.call), fact.index, fact.rank
+
+
+def _explains(earlier: Birth | Arrival, fact: Birth | Arrival) -> bool:
+    """Whether a finding of another rank is what this one received."""
+    if earlier.rank == fact.rank:
+        return False
+    if isinstance(fact, Arrival):
+        # Gradients and parameters pass between ranks in ways that nobody sees: DDP adds them up in C++.
+        return fact.what == "from another rank" or fact.what.startswith(("gradient", "parameter"))
+    return is_collective(fact.call) and not is_collective(earlier.call)
+
+
+def merge_watches(folder: Path) -> OverflowReport:
+    """What the watches of all ranks wrote into a folder. A rank that died has its last calls from the ring."""
+    reports: list[OverflowReport] = []
+    for path in sorted(folder.glob("overflow.rank*.json")):
+        try:
+            reports.append(decode(path.read_bytes(), OverflowReport, what="an overflow report"))
+        except (TensorprobeError, OSError) as error:
+            raise RunDamaged(f"'{path}' cannot be read: {error}. Remove it to see the other ranks.") from None
+    births, arrivals = merge_facts([*(b for r in reports for b in r.births), *(a for r in reports for a in r.arrivals)])
+    intended: Counter[str] = Counter()
+    for report in reports:
+        intended.update(report.intended)
+    died = {rank: read_ring(folder / f"ring.rank{rank}") for r in reports if not r.closed for rank in r.ranks}
+    calls = sum(report.calls for report in reports)
+    return OverflowReport(
+        schema_version=SCHEMA_VERSION,
+        tool=VERSION,
+        source=str(folder),
+        ranks=sorted(rank for report in reports for rank in report.ranks),
+        calls=calls,
+        exit_code=1 if births or arrivals else 0 if calls or any(died.values()) else 2,
+        births=births,
+        arrivals=arrivals,
+        near=[near for report in reports for near in report.near],
+        intended=dict(intended.most_common()),
+        skipped_by_scaler=[name for report in reports for name in report.skipped_by_scaler],
+        last_calls=died,
+        left_out=sum(report.left_out for report in reports),
+        closed=all(report.closed for report in reports),
+        notes=[note for report in reports for note in report.notes],
+    )

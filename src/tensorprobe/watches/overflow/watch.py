@@ -19,8 +19,8 @@ from tensorprobe.model.sink import CallRules
 from tensorprobe.taps.probe import Probe
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.version import VERSION
-from tensorprobe.watches.overflow.born import BornCall
 from tensorprobe.watches.overflow.describing import Describer
+from tensorprobe.watches.overflow.keeping import BornCall
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.looker import OverflowLooker
 from tensorprobe.watches.overflow.registrar import Registrar
@@ -197,7 +197,7 @@ class OverflowWatch:
         )
 
     def _judge(self, finding: Finding) -> None:
-        from tensorprobe.watches.overflow.settling import judge_birth
+        from tensorprobe.watches.overflow.replaying import judge_birth
 
         folder = None if self.out is None else self.out / "births" / f"rank{self.rank}"
         judge_birth(finding, folder, replay=self._replay, notes=self._notes)
