@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 
 from tensorprobe.arguments import Tensors
 from tensorprobe.model.event import Event
-from tensorprobe.torch_names import quiet
+from tensorprobe.torch_names import no_overrides, quiet
 
 LEAF = 1 << 62
 """Nodes that accumulate into a leaf have the greatest possible sequence number."""
@@ -248,3 +248,16 @@ def _around_node(watch: Watch, out_places: SlotIndices, in_places: SlotIndices, 
 
 def _pick(gradients: tuple[torch.Tensor | None, ...], places: SlotIndices) -> Found:
     return [(slot, gradients[place]) for slot, place in places if place < len(gradients)]
+
+
+def watch_gradient(tensor: torch.Tensor, action: Callable[[torch.Tensor], None]) -> Any:
+    """Call `action` with every gradient that reaches a tensor. Call `remove()` on the handle that is returned.
+
+    `action` runs as code of the tool: overrides and gradients are off, and what it returns is ignored.
+    """
+
+    def hook(gradient: torch.Tensor) -> None:
+        with no_overrides(), torch.no_grad():
+            action(gradient)
+
+    return tensor.register_hook(hook)

@@ -57,15 +57,15 @@ class FunctionTap(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_compiling():
-            return func(*args, **kwargs)
         plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = self._make_plan(func)
+        if plan is NOT_AN_OP:
+            return func(*args, **kwargs)
         session = self._session
         state = session.state
-        if state.busy or not session.recording:
+        if state.busy or not session.recording or _is_compiling():
             return func(*args, **kwargs)
+        if plan is None:
+            plan = self._plans[func] = self._make_plan(func)
         if not plan.name:
             if plan is not ENGINE:
                 return func(*args, **kwargs)

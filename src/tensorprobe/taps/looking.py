@@ -57,34 +57,36 @@ class Looking:
         self._plans = plans
         self._sink = sink
         self._describing = describing
+        self._skip, self._glance = sink.skip, sink.glance
+        self._before, self._after = sink.before, sink.after
 
     def run(self, func: Any, plan: FunctionPlan, state: ThreadState, args: Any, kwargs: Any) -> Any:
         """Execute a call and look at it."""
-        if plan.distributed or not plan.is_leaf:
+        if plan.is_special:
             result = self._describing.run(func, plan, state, args, kwargs)
             self._end()
             return result
-        session, sink = self._session, self._sink
+        session = self._session
         recompute = None if state.recompute is None else session.repetition()
         modules = state.modules
         number = session.number(plan.name, recompute)
-        if not modules and sink.skip(plan, args) and not _is_grad_enabled():
+        if not modules and self._skip(plan, args) and not _is_grad_enabled():
             # An optimizer makes a thousand small calls in a step: no object is made for one that is finite.
             result = func(*args, **kwargs)
             try:
-                if sink.glance(plan, number, session.step, result):
+                if self._glance(plan, number, session.step, result):
                     session.recorded += 1
                     return result
             except Exception as error:
                 session.tool_failed(plan.name, error)
                 return result
             call = LookedCall(plan, number, "", session.step, recompute is not None)
-            sink.glanced(call)
+            self._sink.glanced(call)
         else:
             path = modules[-1] if modules else ""
             call = LookedCall(plan, number, path, session.step, recompute is not None)
             try:
-                sink.before(call, args, kwargs)
+                self._before(call, args, kwargs)
             except Exception as error:
                 session.tool_failed(call.name, error)
             call.start = _sequence_number()
@@ -93,7 +95,7 @@ class Looking:
             self._look(func, state, call, args, kwargs, result)
         except Exception as error:
             session.tool_failed(call.name, error)
-        if sink.stop is not None:
+        if self._sink.stop is not None:
             self._end()
         return result
 
@@ -128,7 +130,7 @@ class Looking:
             if not outputs and not plan.overwrites:
                 self._plans[func] = NOT_AN_OP  # a query, and so are the next ones
                 return
-        self._sink.after(call, args, kwargs, outputs)
+        self._after(call, args, kwargs, outputs)
         self._session.recorded += 1
         start, end = call.start, _sequence_number()
         if start < 0 or end == start or (call.repeat and not self._keeps_graph(state)):

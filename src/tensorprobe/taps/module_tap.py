@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
@@ -155,3 +156,26 @@ class ModuleTap:
             session.tool_failed(call.event.name, error)
         finally:
             session.state.busy = False
+
+
+def before_first_module(action: Callable[[nn.Module], None]) -> None:
+    """Call `action` with the first module that is called, before it runs. Until then `nn.Module.__call__` is wrapped.
+
+    For programs that were not edited. Workers of a DataLoader do not count.
+    """
+    original = nn.Module.__call__
+    waiting = True
+
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal waiting
+        if not waiting or get_worker_info() is not None:
+            return original(module, *args, **kwargs)
+        waiting = False
+        topmost = nn.Module.__call__ is __call__
+        if topmost:
+            nn.Module.__call__ = original
+        action(module)
+        # A wrapper around this one was passed already: calling it again would never end.
+        return (nn.Module.__call__ if topmost else original)(module, *args, **kwargs)
+
+    nn.Module.__call__ = __call__

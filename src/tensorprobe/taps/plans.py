@@ -49,6 +49,7 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     - `overwrites`: arguments that every call changes.
     - `by_request`: functions of torch.nn.functional take `inplace`, by keyword or by position.
     - `is_view`: results and gradients hold only values of the inputs.
+    - `is_special`: collectives, and functions made of others. They are described even for a sink that only looks.
     """
 
     name: str
@@ -62,6 +63,7 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     overwrites: tuple[Argument, ...] = ()
     by_request: bool = False
     is_view: bool = False
+    is_special: bool = False
 
     def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call is going to change, as far as its function and its arguments say."""
@@ -118,6 +120,7 @@ def plan_function(func: Any) -> FunctionPlan:
         overwrites,
         canonical.startswith("Functional.") and not overwrites,
         has(canonical, Trait.VIEW),
+        distributed or not is_leaf,
     )
 
 

@@ -30,6 +30,7 @@ from tensorprobe.model.event import SlotEvent
 from tensorprobe.numerics.summary import summarize_buffer
 from tensorprobe.record.elements import to_numpy
 from tensorprobe.record.export import safe_file_name
+from tensorprobe.taps.backward import watch_gradient
 
 _KINDS = (torch.Tensor, bool, int, float, str, dict, tuple, list)
 _PLACE = "input.0"
@@ -90,7 +91,7 @@ class SavedVariables:
         self._waiting.append(gradients)
         for slot, tensor in tensors:
             if tensor.requires_grad:
-                gradients.hooks[slot] = tensor.register_hook(self._hook(gradients, slot))
+                gradients.hooks[slot] = watch_gradient(tensor, self._hook(gradients, slot))
         if not gradients.hooks:
             self._finish(gradients)
 
@@ -98,7 +99,7 @@ class SavedVariables:
         def hook(gradient: torch.Tensor) -> None:
             if os.getpid() != self._pid:
                 return
-            with self._lock, torch_names.no_overrides(), torch.no_grad():
+            with self._lock:
                 handle = gradients.hooks.pop(slot, None)
                 if handle is None:
                     return  # a second backward: the first one is what is saved
