@@ -33,7 +33,7 @@ def test_a_precheck_that_fails() -> None:
 
 def test_a_precheck_that_passes() -> None:
     lines = render_precheck(precheck(check(), notes=["only step 0 was looked at"])).splitlines()
-    assert lines[0] == "PASSED    no call fails of 1 call"
+    assert lines[0] == "PASSED    the only call passes"
     assert "passed    1   100 % of those that were run" in lines
     assert lines[-1] == "note      only step 0 was looked at"
 

@@ -115,7 +115,7 @@ class OverflowReport(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int]
     calls: int
     exit_code: int
-    """0: nothing was born and nothing came in; 1: something; 2: nothing could be looked at."""
+    """0: no unexpected NaN or inf; 1: at least one; 2: no call could be looked at."""
     births: list[Birth]
     arrivals: list[Arrival]
     near: list[NearLimit]

@@ -10,7 +10,7 @@ from tensorprobe.model.call import Frame
 from tensorprobe.model.overflow import Arrival, Birth, Born, Extent, NearLimit, OverflowReport
 from tensorprobe.text import counted, plain
 
-_WORDS = {"nan": "NaN", "inf": "infinity", "saturated": "saturation", "flagged": "overflow"}
+_HEADLINES = {"nan": "FIRST NAN", "inf": "FIRST INF", "saturated": "SATURATED", "flagged": "OVERFLOW"}
 _MARGIN = " " * 11
 _SHOWN_BEFORE = 5
 
@@ -20,7 +20,7 @@ def render_overflow(report: OverflowReport, *, limit: int = 10) -> str:
     lines = [f"{headline(report):<9}  {verdict(report)}"]
     if report.births:
         lines += ["", *_first(report.births[0])]
-        lines += _table(report.births[1:], limit, "later births, in causal order")
+        lines += _table(report.births[1:], limit, "later calls that made NaN or inf, in causal order")
     for arrival in report.arrivals[:limit]:
         lines += ["", *_arrival(arrival)]
     lines += _near(report.near, limit)
@@ -29,10 +29,12 @@ def render_overflow(report: OverflowReport, *, limit: int = 10) -> str:
 
 
 def headline(report: OverflowReport) -> str:
-    """`BORN`, `CAME IN`, `FINITE` or, when nothing could be looked at, `CANNOT SAY`."""
+    """Return `FIRST INF`, `FIRST NAN`, `SATURATED`, `OVERFLOW`, `CAME IN`, `FINITE` or, if no call could be looked at, `CANNOT SAY`."""
     if report.exit_code == 2:
         return "CANNOT SAY"
-    return "BORN" if report.births else "CAME IN" if report.arrivals else "FINITE"
+    if report.births:
+        return _HEADLINES[report.births[0].kind]
+    return "CAME IN" if report.arrivals else "FINITE"
 
 
 def verdict(report: OverflowReport) -> str:
@@ -42,15 +44,16 @@ def verdict(report: OverflowReport) -> str:
         return _sentence(report.births[0])
     if report.arrivals:
         first = report.arrivals[0]
-        return f"no call gave birth; {_what(first)} was not finite when it came into {plain(first.call)}"
+        return f"no call made a NaN or inf; {_what(first)} already had one when it came into {plain(first.call)}"
     if report.exit_code == 2:
-        return "not one call was looked at"
-    return f"nothing was born in {calls}" + (": every infinity was meant" if report.intended else "")
+        return "no call could be looked at"
+    intended = "; all infinities are intentional (masks)" if report.intended else ""
+    return f"no unexpected NaN or inf in {calls}{intended}"
 
 
 def _sentence(birth: Birth) -> str:
     inside = f" in {plain(birth.module)}" if birth.module else ""
-    return f"{_WORDS[birth.kind]} in {plain(birth.call)}{inside}, step {birth.step}, rank {birth.rank}"
+    return f"in {plain(birth.call)}{inside}, step {birth.step}, rank {birth.rank}"
 
 
 def _first(birth: Birth) -> list[str]:

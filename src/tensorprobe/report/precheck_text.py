@@ -42,8 +42,9 @@ def verdict(precheck: Precheck) -> str:
         ops = list(_by_op(precheck))
         return f"{precheck.failed:,} of {calls}, in {counted(len(ops), 'op')}"
     if precheck.exit_code == 0:
-        skipped = f", {precheck.skipped:,} skipped" if precheck.skipped else ""
-        return f"no call fails of {calls}{skipped}"
+        if precheck.skipped:
+            return f"all {counted(precheck.passed, 'call')} that could be run pass, {precheck.skipped:,} skipped"
+        return f"all {calls} pass" if precheck.calls > 1 else "the only call passes"
     return f"not one of {calls} could be run" if precheck.calls else "the run holds no call that could be run alone"
 
 

@@ -93,7 +93,7 @@ def test_the_command_prints_and_exits(runs: Path) -> None:
     done = CliRunner().invoke(app, [str(runs / "tensor")])
     assert (done.exit_code, done.output.splitlines()[0]) == (
         1,
-        "BORN       infinity in Tensor.exp.0.forward, step 1, rank 0",
+        "FIRST INF  in Tensor.exp.0.forward, step 1, rank 0",
     )
     done = CliRunner().invoke(app, [str(runs / "summary"), "--steps", "0", "--json"])
     assert (done.exit_code, json.loads(done.output)["births"]) == (0, [])

@@ -93,7 +93,7 @@ def test_the_report_names_everything(folder: Path) -> None:
     assert birth.spread[0] == "Tensor.exp.0.forward"
     assert (birth.verdict, result.exit_code) == ("normal", 1)
     text = str(result)
-    assert text.startswith("BORN       infinity in Tensor.mul.1.forward, step 1, rank 0\n")
+    assert text.startswith("FIRST INF  in Tensor.mul.1.forward, step 1, rank 0\n")
     assert "beyond 3.4028e+38, the greatest float32" in text
 
 
