@@ -1,11 +1,11 @@
 """The recorder: turns messages and the bytes in the ring into a run on disk.
 
-It runs in a process of its own, without torch, so that statistics, digests, JSON and disk never take the training's
-interpreter; and when the trainer is killed, the recorder still writes every call that was handed over.
-Where a process cannot be started it runs as a thread of the trainer, with the same code.
+It runs in a process of its own, without torch, so that statistics, digests, JSON and the disk take no time of the training's
+interpreter. When the trainer is killed, the recorder still writes every call that was handed over. Where a process cannot be
+started, the same code runs in a thread of the trainer.
 
-It promises: a line of `calls.jsonl` is written only after the bytes it names are in `tensors.bin`; the ring is always
-drained, whatever the disk does, so that training never waits for a broken one.
+A line of `calls.jsonl` is written only after the bytes it names are in `tensors.bin`. The ring is drained even if the disk
+fails, so that training never waits for a broken disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The text files of one rank: calls and stacks of the current step, and the rank's part of the manifest.
 
-Written by the recorder only. No failure of the disk is raised from here: it is counted and told in the coverage.
+Written by the recorder only. Disk errors are counted and reported in the coverage, not raised.
 """
 
 from __future__ import annotations

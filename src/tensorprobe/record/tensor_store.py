@@ -1,6 +1,6 @@
-"""Decides whether and where the bytes of a tensor are kept, and survives a disk that refuses them.
+"""Decides whether and where the bytes of a tensor are kept, and survives a full or broken disk.
 
-No failure of the disk is raised from here: it is counted, the step goes on with summaries only, and the next step tries again.
+Disk errors are counted, not raised. The step goes on with summaries only, and the next step tries again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TensorStore:
         return self._broken
 
     def store(self, data: memoryview, digest: str) -> int | None:
-        """The offset of these bytes, new or known; None when they are not kept."""
+        """Return the offset of these bytes, new or known; None when they are not kept."""
         if not self._keep_data or not data:
             return 0 if self._keep_data else None
         blob = self._open()
@@ -60,7 +60,7 @@ class TensorStore:
         return offset
 
     def begin(self) -> int | None:
-        """Start a tensor that comes in pieces; where it will stand, or None when it is not kept."""
+        """Start a tensor that comes in pieces. Return its offset, or None when it is not kept."""
         blob = self._open() if self._keep_data else None
         return None if blob is None else blob.size_bytes
 

@@ -1,8 +1,8 @@
-"""One call by itself: bracketed by two callbacks where it happens, or run once more with gradients that are given.
+"""One call by itself: bracketed by two callbacks, or run once more with given gradients.
 
-A call is run once more right after the true one, on copies of what it was given, with the random state it began with. Its
-backward is then the only one whose ATen calls are attributed to it. The training notices nothing: random states, `.grad`,
-buffers and versions of its tensors stay as they are, no graph is kept, and what fails here is counted and not raised.
+The second run follows the true call, on copies of its arguments and with its initial random state. ATen calls are attributed
+only to the backward of the second run. Training is not affected: random states, `.grad`, buffers and tensor versions stay the
+same, no graph is kept, and errors are counted, not raised.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Collectives:
             work.wait = wait
 
     def remove(self) -> None:
-        """Put `Work.wait` back."""
+        """Restore `Work.wait`."""
         work = _work_class()
         if work is not None and self._original is not None:
             work.wait = self._original
@@ -63,7 +63,7 @@ class Collectives:
             self._record(*entry[1:])
 
     def end_step(self) -> None:
-        """Record what nobody waited for (a stream may have), so that it is not lost."""
+        """Record collectives that nobody waited for, so that they are not lost. A stream may have waited."""
         with self._lock:
             entries, self._pending = list(self._pending.values()), {}
         for entry in entries:

@@ -1,7 +1,7 @@
-"""Puts torch modes in place and takes them away by identity.
+"""Installs torch modes, and removes them by identity.
 
-A mode goes to the *bottom* of its stack: then whatever else the user enters and leaves is popped from above it, and it
-sees what is really executed. New threads start with empty stacks, so `Thread.run` is wrapped to put the modes there too.
+A mode goes to the *bottom* of its stack: modes that the user enters and leaves are above it, and it sees what is really
+executed. New threads start with empty stacks, so `Thread.run` is wrapped to install the modes there too.
 """
 
 from __future__ import annotations

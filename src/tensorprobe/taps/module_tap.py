@@ -45,7 +45,7 @@ class ModuleTap:
         nn.Module.__call__ = __call__
 
     def remove(self) -> None:
-        """Put `nn.Module.__call__` back."""
+        """Restore `nn.Module.__call__`."""
         if self._original is not None:
             nn.Module.__call__ = self._original
             self._original = None

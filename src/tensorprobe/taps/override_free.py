@@ -1,7 +1,7 @@
-"""Python functions of torch, run without the check that would hide from a function mode what they do inside.
+"""Python functions of torch without their override check, so that a function mode sees what they do inside.
 
-`Tensor.backward` hands itself to the mode as one call; run so, custom backwards and recomputation inside it would be invisible.
-A clone of its Python body, whose override checks always say no, keeps the mode on for everything within.
+`Tensor.backward` calls the mode with itself as one call. Custom backwards and recomputation inside it would be invisible.
+A clone of its Python body, whose override checks always return False, keeps the mode on for everything inside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _never(*_: Any) -> bool:
 
 
 def override_free(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, not asking for overrides."""
+    """Return the same function without override checks."""
     namespace = {**function.__globals__, **{check: _never for check in _CHECKS if check in function.__globals__}}
     clone = types.FunctionType(
         function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
@@ -34,7 +34,7 @@ ENGINES: dict[Any, Callable[..., Any]] = {
     function: override_free(function)
     for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
-"""They run the autograd engine; they are no operations themselves."""
+"""Functions that run the autograd engine. They are not operations themselves."""
 
 COMPOSITES: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: override_free(F.multi_head_attention_forward)

@@ -36,7 +36,7 @@ from tensorprobe.taps.select import Selection
 from tensorprobe.taps.session import Session
 from tensorprobe.taps.settings import CaptureSettings, Mode
 from tensorprobe.taps.stacks import StackBook
-from tensorprobe.taps.step_tap import StepTap
+from tensorprobe.taps.step_taps import StepTap
 
 _active: Probe | None = None
 _active_lock = threading.Lock()

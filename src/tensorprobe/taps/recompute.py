@@ -1,8 +1,8 @@
-"""Activation checkpointing: a forward that runs again keeps the numbers it had the first time.
+"""Activation checkpointing: calls of a recomputed forward get the numbers they had the first time.
 
-Both kinds of `torch.utils.checkpoint` remember, when they first run, what the numbers were; when they run again, calls
-take their numbers from there and are marked as repeated. The wrappers call the originals with the same arguments,
-and do nothing once the probe has stopped; `remove` puts the originals back.
+Both kinds of `torch.utils.checkpoint` remember the numbers when they first run. When they run again, calls take their
+numbers from there and are marked as repeated. The wrappers call the originals with the same arguments and do nothing once
+the probe has stopped. `remove` restores the originals.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tensorprobe.taps.session import Recompute, Session
 
 
 class RecomputeTap:
-    """Tells a session which forwards are repetitions."""
+    """Marks recomputed forwards in a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._originals: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
-        """Wrap the reentrant function's two halves and the frame of the other kind."""
+        """Wrap both halves of the reentrant function, and the frame of the other kind."""
         function = checkpoint.CheckpointFunction
         forward, backward = function.__dict__["forward"], function.__dict__["backward"]
         self._replace(function, "forward", staticmethod(self._remembering(forward.__func__)))
@@ -34,7 +34,7 @@ class RecomputeTap:
         self._replace(frame, "__init__", self._frame_init(frame.__init__))
 
     def remove(self) -> None:
-        """Put the originals back."""
+        """Restore the originals."""
         while self._originals:
             owner, name, original = self._originals.pop()
             setattr(owner, name, original)

@@ -1,4 +1,4 @@
-"""Which calls are wanted: directions, sides, names, ranges, modules, and a report of names that matched nothing."""
+"""Which calls are recorded: directions, sides, names, ranges, modules; and which names matched nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ NOTHING = Wanted(False, False)
 
 
 class Selection:
-    """The choice a user made, asked for each call. Empty criteria want everything.
+    """The user's choice of calls. Empty criteria select everything.
 
-    A range whose ends are full names (`….forward`, `….backward`) is what is executed from the first to the last, both included.
-    A range whose ends leave the direction out is those calls and all between them, forward and backward.
-    `inside` names API calls: of ATen calls only those made in one of them, or in its backward, are wanted.
-    `listed` are texts: calls that have one in their names are wanted, and what is made in such calls. `excluded` are ops
-    that are not wanted, ATen ops without their overloads.
+    A range with full names at both ends (`….forward`, `….backward`) selects what is executed from the first to the last, both
+    included. A range without directions selects those calls and all between them, forward and backward. `inside` names API
+    calls: only ATen calls made in them, or in their backward, are selected. `listed` and `excluded` are those of `CallRules`.
     """
 
     def __init__(
@@ -63,11 +61,11 @@ class Selection:
         self._met: dict[str, None] = {}
 
     def begin_step(self) -> None:
-        """A range is looked for anew in each step."""
+        """Look for the range again in each step."""
         self._inside = self._over = False
 
     def wants(self, op: str, name: str, backward_name: str, module: str, made_in: Sequence[str] = ()) -> Wanted:
-        """What is wanted of the call that now begins, in the recorded calls `made_in`."""
+        """Return what is wanted of the call that begins now, inside the recorded calls `made_in`."""
         if self._excluded and (op in self._excluded or _without_overload(op) in self._excluded):
             return NOTHING
         if not self._patterns:
@@ -91,22 +89,22 @@ class Selection:
         return Wanted(forward, backward)
 
     def wants_backward_now(self, backward_name: str) -> bool:
-        """Whether a watched backward, which now begins, is inside the range."""
+        """Return whether a watched backward that begins now is inside the range."""
         return not self._span_by_execution or self._advance(backward_name)
 
     def enter(self, name: str, backward_name: str) -> None:
-        """An API call begins that is not recorded itself, but what is made in it may be."""
+        """Note an API call that is not recorded itself. ATen calls in it may be."""
         if self._enclosing:
             self._meet(name, backward_name)
 
     def wants_inside(self, enclosing: Iterable[str]) -> bool:
-        """Whether an ATen call is wanted that is made in these API calls, or in these backwards."""
+        """Return whether an ATen call made in these API calls, or in these backwards, is wanted."""
         if not self._enclosing:
             return True
         return bool([name for name in enclosing if self._is_named(name, self._enclosing)])  # each of them may be a hit
 
     def unmatched(self) -> dict[str, list[str]]:
-        """What was asked for and gave nothing, each with the nearest names met: none where the name itself was met."""
+        """Return patterns that matched nothing, each with the nearest names; without any when the name itself was seen."""
         met = dict.fromkeys([*self._met, *map(_stem, self._met)])
         missed = [pattern for pattern in self._asked_for if pattern not in self._hit]
         return {pattern: [] if pattern in met else nearest(pattern, met) for pattern in missed}
@@ -126,7 +124,7 @@ class Selection:
         return bool(hit)
 
     def _advance(self, name: str) -> bool:
-        """Whether an event is inside the range; moves the range's state."""
+        """Return whether a call is inside the range, and update the state of the range."""
         first, last = self._span or ("", "")
         candidates = (name,) if self._span_by_execution else (name, _stem(name))
         if not self._inside and not self._over and first in candidates:
@@ -148,7 +146,7 @@ class Selection:
 
 
 def backward_of(name: str) -> str:
-    """The name of the backward call that belongs to a forward one."""
+    """Return the name of the backward call that belongs to a forward call."""
     parts = name.rsplit(".", 2)
     return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
 

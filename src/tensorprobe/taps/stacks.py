@@ -1,4 +1,4 @@
-"""The user's stack at a call: torch's and our own frames left out, each distinct stack sent once a step."""
+"""The user's stack at a call, without frames of torch and of this tool. Each distinct stack is sent once per step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_FRAMES = 64
 
 
 class OuterStack(NamedTuple):
-    """The stack as it was when a module was called: `frame` is the frame of our wrapper, in which the walk from inside ends."""
+    """The stack when a module was called. `frame` is the frame of our wrapper, where a walk from inside ends."""
 
     frame: FrameType
     key: tuple[int, ...]
@@ -39,14 +39,14 @@ class StackBook:
         self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
 
     def clear(self) -> None:
-        """Start a step: what was sent before will be sent again."""
+        """Start a step: stacks that were sent before are sent again."""
         self._ids.clear()
         self._sent.clear()
 
     def current(self, sink: Sink, outer: OuterStack | None) -> int:
-        """The number of the stack of whoever called torch, sent to the recorder if it is new.
+        """Return the number of the stack that called torch, and send the stack to the sink if it is new.
 
-        `outer` is the stack of the innermost module call: what stands above it need not be walked again for each op in it.
+        `outer` is the stack of the innermost module call, so that frames above it are not walked again for each op.
         """
         found = self.walk(sys._getframe(2), outer)
         number = self._ids.get(found)
@@ -60,9 +60,9 @@ class StackBook:
         return number
 
     def walk(self, frame: FrameType | None, outer: OuterStack | None) -> tuple[int, ...]:
-        """A stack as the identities of code objects and the instructions they are at: these tell the lines, and are cheap to ask for.
+        """Return a stack as identities of code objects and instruction offsets. They determine the lines and are cheap to read.
 
-        A code object is never used as a key itself: its hash is that of its whole bytecode, computed anew each time.
+        A code object is never used as a key itself: its hash covers the whole bytecode and is computed each time.
         """
         shown = self._shown
         key: list[int] = []
@@ -87,7 +87,7 @@ class StackBook:
 
 
 def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame of the user's, from this one on."""
+    """Return file, line and function of the user's innermost frame, from this one on."""
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_HIDDEN):
@@ -97,7 +97,7 @@ def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
 
 
 def user_frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
-    """File, line and function of all of them, innermost first."""
+    """Return file, line and function of all the user's frames, innermost first."""
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
         if not frame.f_code.co_filename.startswith(_HIDDEN):
@@ -107,7 +107,7 @@ def user_frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
 
 
 def _describe(frame: FrameType | None, shown: dict[int, bool]) -> list[tuple[str, int, str]]:
-    """File, line and function of each frame that is shown, innermost first."""
+    """Return file, line and function of each frame that is shown, innermost first."""
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
         if shown.get(id(frame.f_code)):

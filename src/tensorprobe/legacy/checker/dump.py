@@ -16,7 +16,7 @@ from tensorprobe.legacy.checker import logger, speak
 from tensorprobe.legacy.checker.config import msCheckerConfig
 from tensorprobe.legacy.layouts.checker_recording import Guard, finish_recording, recording_folder
 from tensorprobe.taps import Probe
-from tensorprobe.taps.loader_tap import LoaderTap
+from tensorprobe.taps.step_taps import LoaderTap
 
 
 @dataclass

@@ -28,9 +28,9 @@ from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
 from tensorprobe.model import Coverage
 from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.taps import Probe, active_probe, seed_all
-from tensorprobe.taps.loader_tap import LoaderTap
 from tensorprobe.taps.module_names import class_name
 from tensorprobe.taps.ranks import find_rank
+from tensorprobe.taps.step_taps import LoaderTap
 
 _DEFAULT_SEED = 1234
 

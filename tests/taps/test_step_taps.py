@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from tensorprobe.taps.loader_tap import LoaderTap
+from tensorprobe.taps.step_taps import LoaderTap
 
 ORIGINAL = _BaseDataLoaderIter.__next__
 

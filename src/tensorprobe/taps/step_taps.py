@@ -1,9 +1,12 @@
-"""Iterations told apart by the batches that a DataLoader gives, for scripts that say nothing themselves.
+"""Steps of scripts that do not report them: by `optimizer.step()`, or by the batches of a DataLoader.
 
-Counted is the first loader that gives a batch to the thread that installed the tap, over all its epochs; when it is gone,
-the next one goes on from its count. Not counted: loaders in worker processes and in other threads, and a loader that is
-asked from inside another one. The tap wraps one method of torch's iterators; `DataLoader` itself, its subclasses and
-its pickles never see it. Nothing is done to batches.
+Optimizer: the first one that steps marks the steps; when it is gone, the next one does. A script that calls `probe.step()`
+itself takes over from then on.
+
+DataLoader: counted is the first loader that gives a batch to the thread that installed the tap, over all its epochs. When it
+is gone, the next one continues the count. Loaders in worker processes, in other threads and inside another loader are not
+counted. The tap wraps one method of torch's iterators. `DataLoader`, its subclasses and its pickles never see it, and batches
+are not touched.
 """
 
 from __future__ import annotations
@@ -14,9 +17,47 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from tensorprobe.torch_names import LoaderIterator
+
+
+class StepTap:
+    """Calls `next_step` after each step of the marking optimizer."""
+
+    def __init__(self, next_step: Callable[[], None], *, by_optimizer: bool) -> None:
+        self._next_step = next_step
+        self._by_optimizer = by_optimizer
+        self._marking: weakref.ref[Optimizer] | None = None
+        self._handle: Any = None
+        self._has_marked = False
+
+    def install(self) -> None:
+        """Watch all optimizers."""
+        if self._by_optimizer:
+            self._handle = register_optimizer_step_post_hook(self._after_step)
+
+    def remove(self) -> None:
+        """Watch them no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def take_over(self) -> bool:
+        """The script tells its steps itself. Whether the optimizer has told the end of this one already, as it may at the first time."""
+        told, self._has_marked = self._has_marked, False
+        self.remove()
+        return told
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        marking = self._marking() if self._marking is not None else None
+        if marking is None:
+            self._marking = weakref.ref(optimizer)
+            marking = optimizer
+        if marking is optimizer:
+            self._has_marked = True
+            self._next_step()
 
 
 class LoaderTap:
