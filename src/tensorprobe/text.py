@@ -11,6 +11,8 @@ import re
 import shlex
 
 _MAX_TEXT = 300
+_MAX_WORD = 4096
+"""A path may be as long as this."""
 _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
 """The start of a text that a spreadsheet may run, full-width signs included; leading apostrophes make `sheet_text` reversible."""
@@ -42,9 +44,7 @@ def printable(text: str) -> str:
 
 def plain(text: object) -> str:
     """Return the text for a terminal: on one line, without control characters, cut after 300 characters."""
-    raw = str(text)
-    shown = printable(raw[:_MAX_TEXT])
-    return shown + f"… ({len(raw) - _MAX_TEXT:,} more)" if len(raw) > _MAX_TEXT else shown
+    return _cut(str(text), _MAX_TEXT)
 
 
 def message(text: object) -> str:
@@ -54,7 +54,7 @@ def message(text: object) -> str:
 
 def shell(text: object) -> str:
     """Return the text as one word of a command that the reader may copy."""
-    return shlex.quote(printable(str(text)))
+    return shlex.quote(_cut(str(text), _MAX_WORD))
 
 
 def sheet_text(text: str) -> str:
@@ -83,3 +83,8 @@ def annotation(text: str, *, is_property: bool = False) -> str:
     """Return the text as the message, or a property, of a GitHub annotation: it cannot end its line or start a command."""
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return escaped.replace(":", "%3A").replace(",", "%2C") if is_property else escaped
+
+
+def _cut(text: str, most: int) -> str:
+    shown = printable(text[:most])
+    return f"{shown}… ({len(text) - most:,} more)" if len(text) > most else shown

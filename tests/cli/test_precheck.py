@@ -56,8 +56,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_a_sound_run_passes_with_exit_0(run: Path, tmp_path: Path) -> None:
     done = invoke(run, "--jobs", 0, "-o", tmp_path / "out")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.startswith("PASSED    all ")
-    assert f"Every figure: {tmp_path / 'out'}" in done.stdout
+    assert done.stdout.startswith("PASSED    all 3 calls pass")
+    assert f"Full table: {tmp_path / 'out'}/accuracy_checking_result.csv" in done.stdout
     assert [row["API name"] for row in rows(tmp_path / "out" / "accuracy_checking_result.csv")] == [
         "Functional.linear.0",
         "Functional.softmax.0",
@@ -78,7 +78,7 @@ def test_nothing_that_can_be_checked_exits_2(tmp_path: Path) -> None:
     empty = write(tmp_path / "run", [{"name": "Torch.empty.0.forward", "slots": {}, "args": [3]}])
     done = invoke(empty, "--jobs", 0)
     assert done.exit_code == 2
-    assert done.stdout.startswith("CANNOT CHECK  not one of 1 call could be run")
+    assert done.stdout.startswith("CANNOT CHECK  0 of 1 call could be run")
 
 
 def test_calls_can_be_chosen(run: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_fault_of_the_simulated_device_is_named(run: Path, tmp_path: Path) -> 
     )
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "FAILED    2 of 3 calls, in 1 op"
+    assert lines[0] == "FAILED    2 of 3 calls fail, in 1 op"
     assert lines[1].startswith("  Functional.softmax.0.forward") and "test_precheck.py:" in lines[1]
     assert "(allowed " in lines[2]
-    assert lines[-1].startswith("Make a script of it: tensorprobe precheck ") and " --device npu --call " in lines[-1]
+    assert lines[-1].startswith("Save a script for it: tensorprobe precheck ") and " --device npu --call " in lines[-1]
     assert {
         row["API name"]: row["Forward Test Success"] for row in rows(tmp_path / "out" / "accuracy_checking_result.csv")
     } == {

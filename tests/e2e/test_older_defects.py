@@ -34,7 +34,7 @@ def test_a_call_without_a_partner_is_no_pass(side: str, tmp_path: Path) -> None:
     (finding,) = result.findings
     assert (finding.kind, finding.call, finding.module) == (side, "Functional.silu.0.forward", "mlp")
     text = str(result)
-    assert f"Functional.silu.0.forward in mlp, {side.replace('_', ' in ', 1)}" in text
+    assert f"Functional.silu.0.forward in module 'mlp', {side.replace('_', ' in ', 1)}" in text
     assert f"1 {side.replace('_', ' in ', 1)}" in text
 
 
@@ -92,7 +92,9 @@ def test_a_scaled_weight_is_named(level: str, tmp_path: Path) -> None:
 def test_a_scaled_weight_gives_exit_code_1_and_the_same_run_0(tmp_path: Path) -> None:
     a, b = Program().record(tmp_path / "a"), Program(change=scale_second_layer).record(tmp_path / "b")
     done = run_tool(["compare", a, b], tmp_path, code=1)
-    assert done.stdout.startswith("DIVERGED  first at step 0, rank 0: Functional.linear.1.forward in blocks.1.layer")
+    assert done.stdout.startswith(
+        "DIVERGED  first at step 0, rank 0: Functional.linear.1.forward in module 'blocks.1.layer'"
+    )
     assert "scaled by 1.01" in done.stdout
     assert run_tool(["compare", a, a], tmp_path, code=0).stdout.startswith("AGREES")
 
@@ -157,7 +159,7 @@ def test_any_path_will_do(
     [
         (["--polcy", "bitwise"], "--polcy"),
         (["--policy", "noise-awre"], "Did you mean 'noise-aware'?"),
-        (["--policy", "mine.tmol"], "no policy is called 'mine.tmol'"),
+        (["--policy", "mine.tmol"], "unknown policy 'mine.tmol'"),
         (["--format", "jsn"], "jsn"),
         (["--steps", "0-x"], "steps"),
         (["--steps", "7"], "no step 7 in either run"),

@@ -33,7 +33,7 @@ def test_the_same_program_twice_agrees_in_every_bit(level: str, tmp_path: Path) 
     assert result.agrees and not result.findings and result.summary.first_difference is None
     buckets = result.summary.buckets
     assert buckets.paired == result.summary.baseline.recorded == result.summary.candidate.recorded > 0
-    assert "From identical inputs no call makes a difference in any bit" in str(result)
+    assert "Calls with identical inputs have bit-identical outputs" in str(result)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_another_epsilon_is_named_and_seen_in_the_arguments(level: str, named: s
     if level != "module":  # a module has it in itself, not in its arguments
         (finding,) = result.findings
         assert (finding.kind, finding.call) == ("arguments", named)
-        assert "1e-05 in baseline, 0.001 in candidate" in finding.detail
-        assert found.finding == finding or "0.001 in candidate" in str(found.finding)
+        assert "1e-05 → 0.001" in finding.detail
+        assert found.finding == finding or "→ 0.001" in str(found.finding)
 
 
 def insert(after: Callable[[Tensor], Tensor]) -> Callable[[Net], None]:

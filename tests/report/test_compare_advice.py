@@ -14,7 +14,7 @@ SITUATIONS: dict[str, tuple[Comparison, str, str]] = {
     "forward input": (
         made.comparison(divergence=made.divergence(**INHERITED), statuses={"inherited": 3}),
         "Torch.matmul.12.forward.output.0",
-        "What goes into this call differs already",
+        "The inputs of this call already differ",
     ),
     "backward output": (
         made.comparison(divergence=made.divergence(direction="backward")),
@@ -78,7 +78,7 @@ def test_nothing_wrong_is_na() -> None:
         "Line: NA",
         "Suspect Nodes: NA",
         "Expert Advice: NA",
-        "Every pair of calls is within what the policy allows.",
+        "Every pair of calls is within the tolerance of the policy.",
     ]
 
 

@@ -56,7 +56,7 @@ def test_markdown_counts_what_it_leaves_out() -> None:
     )
     assert "5 of 6 ranks diverge." in text
     assert "| … | and 3 more |" in text
-    assert "90 differences of structure" in text
+    assert "90 calls or arguments differ" in text
     assert "| … | | and 88 more | | | |" in text
 
 
@@ -93,7 +93,7 @@ def test_github_gets_an_error_where_the_divergence_is() -> None:
         "::warning title=differs before the first call::parameters differ before step 0: layers.3.weight, scaled by 1.01"
     )
     assert finding.startswith(
-        "::warning file=model.py,line=12,title=step 0%2C rank 0%3A other structure::step 0, rank 0"
+        "::warning file=model.py,line=12,title=step 0%2C rank 0%3A the calls differ::step 0, rank 0"
     )
 
 
@@ -108,7 +108,7 @@ def test_github_does_not_tell_the_answer_twice_and_counts_the_rest() -> None:
     comparison = made.comparison(divergence=made.structural(finding=answer), findings=findings, findings_total=50)
     lines = render_github(comparison, limit=2).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::warning", "::warning"]
-    assert lines[-1] == "::warning title=more::47 more differences of structure"
+    assert lines[-1] == "::warning title=more::47 more calls or arguments differ"
 
 
 def test_github_gets_files_relative_to_the_checkout() -> None:
@@ -149,7 +149,7 @@ def test_junit_has_a_case_for_each_rank() -> None:
     assert failure.get("type") == "introduced"
     assert failure.text is not None
     assert failure.text.splitlines() == [
-        "first at step 3, rank 0: Torch.matmul.12.forward in layers.7.mlp.down_proj, output.0 (bfloat16 [8, 4096])",
+        "first at step 3, rank 0: Torch.matmul.12.forward in module 'layers.7.mlp.down_proj', output.0 (bfloat16 [8, 4096])",
         "inputs agree exactly; max |Δ| 3.1e-02 at [4, 17], relative L2 2.4e-01 (allowed 1.6e-02): introduced here",
         "model.py:88",
     ]

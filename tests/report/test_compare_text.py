@@ -19,7 +19,7 @@ def lines(**changes: object) -> list[str]:
 
 def test_a_divergence_is_told_as_in_the_style_guide() -> None:
     assert lines() == [
-        "DIVERGED  first at step 3, rank 0: Torch.matmul.12.forward in layers.7.mlp.down_proj, "
+        "DIVERGED  first at step 3, rank 0: Torch.matmul.12.forward in module 'layers.7.mlp.down_proj', "
         "output.0 (bfloat16 [8, 4096])   model.py:88",
         "          inputs agree exactly; max |Δ| 3.1e-02 at [4, 17], relative L2 2.4e-01 (allowed 1.6e-02): introduced here",
         "1,204 calls: 1,187 agree · 9 diverge (1 introduced · 8 inherited) · 5 only in baseline · 2 only in candidate"
@@ -35,7 +35,7 @@ def test_agreement_is_one_line_and_its_evidence() -> None:
     text = render_comparison(made.agreeing()).splitlines()
     assert text[:3] == [
         "AGREES    no output diverges in 1,196 pairs of calls, 4 steps, 1 rank",
-        "From identical inputs no call makes a difference in any bit",
+        "Calls with identical inputs have bit-identical outputs",
         "1,196 calls: 1,196 agree",
     ]
     assert text[-1].startswith("candidate  ")
@@ -44,14 +44,14 @@ def test_agreement_is_one_line_and_its_evidence() -> None:
 def test_bits_are_not_called_equal_where_only_statistics_were_compared() -> None:
     text = render_comparison(made.agreeing(bases={"values": 5000, "statistics": 120}))
     assert "any bit" not in text
-    assert "5,000 by values · 120 by statistics only, which is weaker;" in text
+    assert "5,000 by values · 120 by statistics only (weaker);" in text
 
 
 def test_a_difference_in_bits_that_is_allowed_is_told() -> None:
     row = made.row(verdict="agrees", max_abs=1e-7, relative_l2=2e-8, measured=2e-8)
     text = render_comparison(made.agreeing(first_difference=made.divergence(status="agrees", row=row)))
     assert (
-        "First difference in any bit: step 3, rank 0: Torch.matmul.12.forward in layers.7.mlp.down_proj, output.0 "
+        "First difference in any bit: step 3, rank 0: Torch.matmul.12.forward in module 'layers.7.mlp.down_proj', output.0 "
         "(bfloat16 [8, 4096]): max |Δ| 1.0e-07 at [4, 17], relative L2 2.0e-08 (allowed 1.6e-02)\n"
     ) in text
 
@@ -82,9 +82,11 @@ def test_an_inherited_error_has_its_cause_before_the_capture() -> None:
     told = lines(divergence=inherited, statuses={"agrees": 1187, "inherited": 9})
     assert told[1].startswith("          inputs diverge (relative L2 2.0e-01); max |Δ| 3.1e-02")
     assert told[1].endswith(": inherited from its inputs")
-    assert told[2] == "          no call introduces an error: its cause lies before what was captured"
+    assert told[2] == "          no call introduces an error: the cause is before the captured part"
     known = lines(divergence=inherited, statuses={"inherited": 9}, externals=[made.external()])
-    assert known[2] == "          no call introduces an error: it comes from what differs before the first call"
+    assert (
+        known[2] == "          no call introduces an error: it comes from the tensors that differ before the first call"
+    )
     assert known[3] == "parameters differ before step 0: layers.3.weight, scaled by 1.01"
 
 
@@ -93,7 +95,7 @@ def test_an_inherited_error_has_its_cause_before_the_capture() -> None:
     [
         ("identical", "inputs agree exactly;"),
         ("agree", "inputs agree within noise (relative L2 3.0e-07);"),
-        ("unknown", "whether its inputs agree is not known;"),
+        ("unknown", "inputs not recorded;"),
     ],
 )
 def test_it_says_whether_inputs_agreed(inputs: str, words: str) -> None:
@@ -153,7 +155,7 @@ def test_a_row_of_statistics_has_no_elementwise_error() -> None:
 def test_other_names_dtypes_and_shapes_of_the_candidate_are_told() -> None:
     row = made.row(candidate_dtype="float32", candidate_shape="[8, 4097]")
     told = lines(divergence=made.divergence(candidate_call="Torch.matmul.13.forward", row=row))
-    assert "Torch.matmul.12.forward (Torch.matmul.13.forward in the candidate) in layers" in told[0]
+    assert "Torch.matmul.12.forward (Torch.matmul.13.forward in the candidate) in module 'layers." in told[0]
     assert "output.0 (bfloat16 [8, 4096], float32 [8, 4097] in the candidate)" in told[0]
     assert told[-1].endswith("runs/npu Torch.matmul.13.forward --step 3 --rank 0")
 
@@ -163,35 +165,37 @@ STRUCTURES = [
     ("only_candidate", "", "only in candidate"),
     ("raised", "RuntimeError in the candidate", "raised RuntimeError in the candidate"),
     ("raised", "raised RuntimeError in the candidate", "raised RuntimeError in the candidate"),
-    ("shape", "input.0 [8] and [9]", "other shape: input.0 [8] and [9]"),
-    ("dtype", "output.0", "other dtype: output.0"),
-    ("arguments", "dim 0 and 1", "other arguments: dim 0 and 1"),
-    ("slots", "", "other tensors"),
+    ("shape", "input.0 [8] and [9]", "different shape: input.0 [8] and [9]"),
+    ("dtype", "output.0", "different dtype: output.0"),
+    ("arguments", "dim 0 and 1", "different arguments: dim 0 and 1"),
+    ("slots", "", "different tensors"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "detail", "words"), STRUCTURES)
 def test_a_divergence_of_structure_says_what_is_different(kind: str, detail: str, words: str) -> None:
     told = lines(divergence=made.structural(finding=made.finding(kind=kind, detail=detail)))
-    assert told[0] == f"DIVERGED  first at step 0, rank 0: Torch.add.3.forward in layers.0, {words}   model.py:12"
+    assert (
+        told[0] == f"DIVERGED  first at step 0, rank 0: Torch.add.3.forward in module 'layers.0', {words}   model.py:12"
+    )
     wanted = {
         "only_baseline": "the candidate makes no such call; nearest: Torch.add.2.forward",
         "only_candidate": "the baseline makes no such call; nearest: Torch.add.2.forward",
     }
-    assert told[1].strip() == wanted.get(kind, "inputs agree exactly: the two calls differ in structure")
+    assert told[1].strip() == wanted.get(kind, "inputs agree exactly: the two calls differ")
 
 
 def test_a_structural_call_is_told_by_its_structure_although_a_tensor_was_measured() -> None:
     about = made.finding(kind="shape", detail="output.0: [8] in baseline, [9] in candidate")
     told = lines(divergence=made.structural(finding=about, row=made.row(), candidate_call=about.call))
-    assert "layers.0, other shape: output.0: [8] in baseline, [9] in candidate   model.py:12" in told[0]
+    assert "layers.0', different shape: output.0: [8] in baseline, [9] in candidate   model.py:12" in told[0]
     assert "|Δ|" not in told[1]
 
 
 def test_other_arguments_are_told_beside_the_error_they_may_have_made() -> None:
     about = made.finding(kind="arguments", detail="argument [1]: 0.1 in baseline, 0.2 in candidate")
     assert lines(divergence=made.divergence(finding=about))[1].endswith(
-        ": introduced here; other arguments: argument [1]: 0.1 in baseline, 0.2 in candidate"
+        ": introduced here; different arguments: argument [1]: 0.1 in baseline, 0.2 in candidate"
     )
 
 
@@ -214,9 +218,12 @@ def test_a_call_that_only_the_baseline_has_is_looked_at_there() -> None:
 def test_findings_are_listed_and_the_rest_counted() -> None:
     findings = [made.finding(index=index) for index in range(4)]
     told = render_comparison(made.comparison(findings=findings, findings_total=700), limit=2).splitlines()
-    at = told.index("700 differences of structure, the first 2:")
+    at = told.index(
+        "700 calls or arguments differ (5 only in baseline, 2 only in candidate, "
+        "693 with different arguments, shapes or dtypes), the first 2:"
+    )
     assert told[at + 1] == (
-        "  step 0, rank 0: Torch.add.3.forward in layers.0, only in baseline   model.py:12; nearest: Torch.add.2.forward"
+        "  step 0, rank 0: Torch.add.3.forward in module 'layers.0', only in baseline   model.py:12; nearest: Torch.add.2.forward"
     )
     assert told[at + 3].startswith("1,204 calls")
 
@@ -242,9 +249,9 @@ def test_other_ranks_are_told_together_where_they_part_together() -> None:
     told = lines(ranks=answers)
     at = told.index("12 other ranks diverge, first at")
     assert told[at + 1 : at + 4] == [
-        "  ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more: step 3: Torch.matmul.12.forward in layers.7.mlp.down_proj, "
+        "  ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more: step 3: Torch.matmul.12.forward in module 'layers.7.mlp.down_proj', "
         "output.0 (bfloat16 [8, 4096]): introduced here",
-        "  rank 12: step 9: Torch.matmul.12.forward in layers.7.mlp.down_proj, output.0 (bfloat16 [8, 4096]): introduced here",
+        "  rank 12: step 9: Torch.matmul.12.forward in module 'layers.7.mlp.down_proj', output.0 (bfloat16 [8, 4096]): introduced here",
         "2 of 15 ranks agree: ranks 13, 14",
     ]
 
@@ -279,7 +286,7 @@ def test_nothing_paired_is_no_agreement() -> None:
 def test_a_divergence_without_a_call_is_still_one() -> None:
     changes = {"divergence": None, "answer": "diverged", "exit_code": 1}
     assert lines(**changes, externals=[made.external()])[0] == "DIVERGED  before the first call"
-    assert lines(**changes, findings=[made.finding()])[0] == "DIVERGED  in structure"
+    assert lines(**changes, findings=[made.finding()])[0] == "DIVERGED  the runs make different calls"
 
 
 def test_what_was_not_seen_is_said() -> None:
@@ -292,7 +299,7 @@ def test_what_was_not_seen_is_said() -> None:
         "candidate  runs/npu (tensor, npu:0, torch 2.13.0): 1,203 calls read, coverage unknown; "
         "not closed: its end may be missing",
         "note       weaker: compared by statistics, no values",
-        "Every figure: out",
+        "Full table: out",
     ]
 
 

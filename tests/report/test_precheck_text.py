@@ -15,34 +15,34 @@ def test_a_precheck_that_fails() -> None:
         output="out",
     )
     assert render_precheck(made) == (
-        "FAILED    2 of 5 calls, in 1 op\n"
-        "  Functional.softmax.0.forward in layers.0.attn   model.py:88   (2 calls of Functional.softmax fail)\n"
+        "FAILED    2 of 5 calls fail, in 1 op\n"
+        "  Functional.softmax.0.forward in module 'layers.0.attn'   model.py:88   (2 calls of Functional.softmax fail)\n"
         "          forward output.0 (float32 [8, 16]): relative L2 3.1e-02 (allowed 2e-07)\n"
         "\n"
         "calls     5   3 of them distinct\n"
-        "passed    2   50 % of those that were run\n"
+        "passed    2   50 % of the calls that ran\n"
         "failed    2\n"
         "skipped   1\n"
         "          1   empty returns memory that is not initialised\n"
         "backward  4   4 passed\n"
         "device npu against the CPU in higher precision, random data, standard noise-aware, 2 s\n"
-        "Every figure: out\n"
-        "Make a script of it: tensorprobe precheck runs/a --device npu --call Functional.softmax.0.forward --save-failures -o DIR"
+        "Full table: out/accuracy_checking_result.csv\n"
+        "Save a script for it: tensorprobe precheck runs/a --device npu --call Functional.softmax.0.forward --save-failures -o FOLDER"
     )
 
 
 def test_a_precheck_that_passes() -> None:
     lines = render_precheck(precheck(check(), notes=["only step 0 was looked at"])).splitlines()
-    assert lines[0] == "PASSED    the only call passes"
-    assert "passed    1   100 % of those that were run" in lines
+    assert lines[0] == "PASSED    1 call passes"
+    assert "passed    1   100 % of the calls that ran" in lines
     assert lines[-1] == "note      only step 0 was looked at"
 
 
 def test_nothing_that_could_be_run_is_no_success() -> None:
     lines = render_precheck(precheck(skipped())).splitlines()
-    assert lines[0] == "CANNOT CHECK  not one of 1 call could be run"
+    assert lines[0] == "CANNOT CHECK  0 of 1 call could be run"
     assert lines[-1] == "Look at it:   tensorprobe inspect runs/a"
-    assert render_precheck(precheck()).startswith("CANNOT CHECK  the run holds no call that could be run alone\n")
+    assert render_precheck(precheck()).startswith("CANNOT CHECK  the run has no call that can be run alone\n")
 
 
 def test_a_script_that_was_saved_is_the_next_command() -> None:
@@ -54,8 +54,8 @@ def test_a_script_that_was_saved_is_the_next_command() -> None:
 def test_the_next_command_repeats_what_was_asked() -> None:
     made = precheck(failing(step=3), data="real", standard="seed", device="cpu")
     assert render_precheck(made).splitlines()[-1] == (
-        "Make a script of it: tensorprobe precheck runs/a --data real --standard seed --steps 3 "
-        "--call Functional.softmax.0.forward --save-failures -o DIR"
+        "Save a script for it: tensorprobe precheck runs/a --data real --standard seed --steps 3 "
+        "--call Functional.softmax.0.forward --save-failures -o FOLDER"
     )
 
 
@@ -72,7 +72,7 @@ def test_hard_inputs_are_named() -> None:
     made = precheck(failing(details=[checked(), wrong(variant="subnormals")]))
     text = render_precheck(made)
     assert "(float32 [8, 16]) with inputs 'subnormals': relative L2" in text
-    assert text.endswith(" --call Functional.softmax.0.forward --hard --save-failures -o DIR")
+    assert text.endswith(" --call Functional.softmax.0.forward --hard --save-failures -o FOLDER")
 
 
 def test_a_backward_that_fails_is_counted() -> None:
@@ -94,7 +94,7 @@ def test_long_lists_are_cut_and_said() -> None:
 
 def test_almost_all_is_not_all() -> None:
     made = precheck(check(), failing(), passed=99_999, calls=100_000)
-    assert "passed     99,999   99.99 % of those that were run" in render_precheck(made)
+    assert "passed     99,999   99.99 % of the calls that ran" in render_precheck(made)
 
 
 def test_a_hostile_run_commands_nobody() -> None:

@@ -134,7 +134,7 @@ def write_result(
     stale = _stale_tables(output, names)
     output.publish([*names, "advisor.txt", "summary.json"])
     output.remove(stale)
-    return Result(summary, output.rows_of(name, summary.rows), notices=notices)
+    return Result(summary, output.rows_of(name, summary.rows), notices=notices, table=name)
 
 
 def write_text(path: Path, text: str) -> None:

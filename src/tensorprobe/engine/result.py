@@ -87,8 +87,8 @@ class Result(Answer):
 
     summary: Comparison
 
-    def __init__(self, summary: Comparison, rows: Rows, *, notices: Sequence[str] = ()) -> None:
-        super().__init__(summary)
+    def __init__(self, summary: Comparison, rows: Rows, *, notices: Sequence[str] = (), table: str = "") -> None:
+        super().__init__(summary, table=table)
         self.rows = rows
         self.notices = list(notices)
         """What a reader of the written files should know, and the files do not say."""

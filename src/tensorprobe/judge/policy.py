@@ -7,8 +7,10 @@ share of the noise that arithmetic explains (`noise`), or says that the row is o
 from __future__ import annotations
 
 import math
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -92,20 +94,42 @@ def load_policy(text: str) -> Policy:
     path = Path(text)
     if path.suffix != ".toml":
         raise SettingsError(
-            f"no policy is called {text!r}.{did_you_mean(text, POLICIES)}\n"
-            f"  There are {', '.join(POLICIES)}, or the path of a .toml file with rules."
+            f"unknown policy {text!r}.{did_you_mean(text, POLICIES)}\n"
+            f"  Expected {', '.join(POLICIES)}, or the path of a .toml file with rules."
         )
     if not path.is_file():
-        raise SettingsError(f"no policy file '{path}'.")
-    try:
-        file = msgspec.toml.decode(path.read_bytes(), type=_File)
-    except (msgspec.DecodeError, ValueError, RecursionError, ImportError) as wrong:
-        raise SettingsError(f"the policy in '{path}' cannot be used: {wrong}") from None
+        raise SettingsError(f"there is no policy file '{path}'.")
+    file = _read_file(path)
     if file.base not in POLICIES:
-        raise SettingsError(f"base {file.base!r} in '{path}' is no policy.{did_you_mean(file.base, POLICIES)}")
+        raise SettingsError(f"{path}: unknown base {file.base!r}.{did_you_mean(file.base, POLICIES)}")
     for number, rule in enumerate(file.rule, start=1):
-        _check(rule, f"rule {number} in '{path}'")
+        _check(rule, f"{path}, rule {number}")
     return Policy(name=file.name or path.stem, rules=[*file.rule, *POLICIES[file.base].rules])
+
+
+def _read_file(path: Path) -> _File:
+    """Return the file, checked key by key; the error names the rule and the nearest known key."""
+    try:
+        content: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError, ImportError) as wrong:
+        raise SettingsError(f"{path}: this is not TOML: {wrong}.") from None
+    rules = content.get("rule")
+    tables: list[tuple[str, Any, type[msgspec.Struct]]] = [(f"{path}", content, _File)]
+    if isinstance(rules, list):
+        tables += [(f"{path}, rule {number}", rule, Rule) for number, rule in enumerate(rules, start=1)]
+    for where, table, kind in tables:
+        known = kind.__struct_fields__
+        for key in table if isinstance(table, dict) else ():
+            if key not in known:
+                near = did_you_mean(key, known).replace(" Did", "; did") or f"; expected {', '.join(known)}."
+                raise SettingsError(f"{where}: unknown key {key!r}{near}")
+    try:
+        return msgspec.convert(content, _File)
+    except (msgspec.ValidationError, RecursionError) as wrong:
+        at = re.search(r" - at `\$\.rule\[(\d+)\](?:\.(\w+))?.*`$", str(wrong))
+        where = f"{path}, rule {int(at[1]) + 1}" + (f", {at[2]}" if at[2] else "") if at else f"{path}"
+        fact = str(wrong)[: at.start()] if at else str(wrong)
+        raise SettingsError(f"{where}: {fact[:1].lower()}{fact[1:].replace('`', '')}.") from None
 
 
 def check_policy(policy: Policy) -> None:
@@ -120,23 +144,23 @@ def _check(rule: Rule, where: str) -> None:
         raise SettingsError(f"{where} needs exactly one of noise, diverges, ignore; it has {kinds}.")
     if rule.noise is not None and not 0 < rule.noise < math.inf:
         raise SettingsError(
-            f"{where}: noise is {rule.noise}; it must be a number greater than 0. To judge nothing, say ignore = true."
+            f"{where}: noise is {rule.noise}; expected a number greater than 0. To judge nothing, set ignore = true."
         )
     known = JUDGED[1:]
     for group in rule.diverges:
         for figure, limit in group.items():
             if figure not in known:
-                raise SettingsError(f"{where}: {figure!r} is no figure.{did_you_mean(figure, known)}")
+                raise SettingsError(f"{where}: unknown figure {figure!r}.{did_you_mean(figure, known)}")
             _check_limit(figure, limit, where)
         if not group:
-            raise SettingsError(f"{where}: a condition without a figure would fit every row.")
+            raise SettingsError(f"{where}: a condition without a figure matches every row.")
 
 
 def _check_limit(figure: str, limit: float, where: str) -> None:
     """A limit that nothing or everything is beyond would judge without looking."""
     if not math.isfinite(limit):
         raise SettingsError(
-            f"{where}: the limit of {figure} is {limit}, which no figure is beyond. To judge nothing, say ignore = true."
+            f"{where}: the limit of {figure} is {limit}, which no figure exceeds. To judge nothing, set ignore = true."
         )
     if limit < 0:
         raise SettingsError(

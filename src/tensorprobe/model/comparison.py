@@ -96,12 +96,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         "slope - 1 over its standard error", equal=0.0, words="slope - 1 in standard errors", form=COUNT)]
     within_1e4: Annotated[float, Column(
         "share of elements with a relative error of at most 1e-4",
-        equal=1.0, words="elements further off than 1e-4:", form=RATIO)]
+        equal=1.0, words="share of elements off by more than 1e-4:", form=RATIO)]
     within_1e3: Annotated[float, Column(
-        "the same for 1e-3", equal=1.0, words="elements further off than 1e-3:", form=RATIO)]
+        "the same for 1e-3", equal=1.0, words="share of elements off by more than 1e-3:", form=RATIO)]
     within_5e3: Annotated[float, Column("the same for 5e-3", equal=1.0)]
     within_1e2: Annotated[float, Column(
-        "the same for 1e-2", equal=1.0, words="elements further off than 1e-2:", form=RATIO)]
+        "the same for 1e-2", equal=1.0, words="share of elements off by more than 1e-2:", form=RATIO)]
     ulp_max: Annotated[float, Column(
         "greatest distance in units in the last place (ULP) of the coarser dtype",
         equal=0.0, judged=True, words="greatest distance in ULP", form=COUNT)]

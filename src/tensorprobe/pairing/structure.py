@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from tensorprobe.model import Call, Slot
@@ -16,6 +17,7 @@ from tensorprobe.ops import has_named_positions, positional_slot
 Fact = tuple[FindingKind, str]
 
 _MAX_TEXT = 80
+_ABSENT = object()
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|privateuseone)(:[0-9]+)?")
 
 
@@ -61,11 +63,9 @@ def call_facts(baseline: Call, candidate: Call) -> Iterator[Fact]:
         call.args is None and call.kwargs is None for call in (baseline, candidate)
     )  # no such layout has both
     if not unknown and (baseline.args != candidate.args or baseline.kwargs != candidate.kwargs):
-        for ours, theirs in ((baseline.args, candidate.args), (baseline.kwargs, candidate.kwargs)):
-            difference = next(_tree_differences(ours, theirs, ""), None)
-            if difference is not None:
-                yield "arguments", difference
-                return
+        difference = next(_argument_differences(baseline, candidate), None)
+        if difference is not None:
+            yield "arguments", difference
 
 
 def slot_facts(baseline: Slot, candidate: Slot) -> Iterator[Fact]:
@@ -84,6 +84,23 @@ def _raised(baseline: str | None, candidate: str | None) -> str:
     return f"raised {baseline} in the baseline, {candidate} in the candidate"
 
 
+def _argument_differences(baseline: Call, candidate: Call) -> Iterator[str]:
+    """Where the arguments of two calls differ: `argument 1: 2 → 3`, `kwarg approximate: absent → 'none'`."""
+    ours, theirs = _as_list(baseline.args) or [], _as_list(candidate.args) or []
+    if isinstance(ours, list) and isinstance(theirs, list):
+        for number, (one, other) in enumerate(zip_longest(ours, theirs, fillvalue=_ABSENT)):
+            yield from _tree_differences(one, other, f"argument {number}")
+    else:
+        yield from _tree_differences(ours, theirs, "arguments")
+    named, others = _as_dict(baseline.kwargs), _as_dict(candidate.kwargs)
+    for key in [*named, *(key for key in others if key not in named)]:
+        yield from _tree_differences(named.get(key, _ABSENT), others.get(key, _ABSENT), f"kwarg {key}")
+
+
+def _as_dict(kwargs: Any) -> dict[str, Any]:
+    return kwargs if isinstance(kwargs, dict) else {}
+
+
 def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str]:
     """Where two argument trees differ, in words, first the first."""
     baseline, candidate = _as_list(baseline), _as_list(candidate)
@@ -93,13 +110,13 @@ def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str
         if baseline.get("type") == "object":
             return  # what cannot be rebuilt is known by the name of its type only
         for key in [*baseline, *(key for key in candidate if key not in baseline)]:
-            inside = place if key == "value" else f"{place}.{key}" if place else key
-            yield from _tree_differences(baseline.get(key), candidate.get(key), inside)
+            inside = place if key == "value" else f"{place}.{key}"
+            yield from _tree_differences(baseline.get(key, _ABSENT), candidate.get(key, _ABSENT), inside)
     elif isinstance(baseline, list) and isinstance(candidate, list) and len(baseline) == len(candidate):
         for number, (ours, theirs) in enumerate(zip(baseline, candidate, strict=True)):
             yield from _tree_differences(ours, theirs, f"{place}[{number}]")
     else:
-        yield f"argument {place or '(all)'}: {_short(baseline)} in baseline, {_short(candidate)} in candidate"
+        yield f"{place}: {_short(baseline)} → {_short(candidate)}"
 
 
 def _as_list(value: Any) -> Any:
@@ -114,6 +131,8 @@ def _is_device(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
+    if value is _ABSENT:
+        return "absent"
     if isinstance(value, dict) and "slot" in value:
         return "a tensor"
     text = repr(value["value"] if isinstance(value, dict) and "value" in value else value)

@@ -14,20 +14,20 @@ from tensorprobe.text import plain
 _NOTHING = "NA"
 _ADVICE = {
     "forward output": (
-        "The inputs of this call agree and its output does not: the op itself computes something else here. "
+        "The inputs of this call agree and its output does not: the op itself computes something different. "
         "Run it alone on both devices with the recorded inputs; then look at the kernel that was chosen, its dtype and accumulation, "
         "and at arguments and global switches (autocast, TF32, deterministic mode) that may differ."
     ),
     "forward input": (
-        "What goes into this call differs already, and no recorded call before it has made the difference. "
+        "The inputs of this call already differ, and no recorded call before it made the difference. "
         "Start the capture earlier or at a finer level; compare data loading, preprocessing and initial weights of the two programs."
     ),
     "backward output": (
-        "The gradient that arrives agrees and the gradients that leave do not: the backward of this op differs. "
+        "The incoming gradient agrees and the outgoing gradients do not: the backward of this op differs. "
         "Check first that its forward agrees, since the backward reads tensors saved there; then run this backward alone on both devices."
     ),
     "backward input": (
-        "The gradient that arrives at this call differs already, and no recorded call has made the difference. "
+        "The incoming gradient of this call already differs, and no recorded call made the difference. "
         "Look at the loss, at its scaling, and at parts of the backward that were not recorded (custom functions, compiled regions)."
     ),
     "parameters": (
@@ -35,17 +35,17 @@ _ADVICE = {
         "initialisation and conversion of the weights; whatever diverges later cannot be judged until they are equal."
     ),
     "data": (
-        "Tensors that no recorded call has made differ: data the program read or created itself. "
+        "Tensors that no recorded call made differ: data that the program read or created itself. "
         "Check the data loader, its seed, order and augmentation, and tensors made on the host, before looking at any op."
     ),
     "structure": (
-        "The two programs do not make the same calls here. Compare the source at this place on both sides: "
+        "The two programs do not make the same calls here. Compare the source code on both sides: "
         "versions of libraries, a branch taken on one side only, fused or replaced ops. If both are right, pair the calls with --map."
     ),
 }
-_ALL_WELL = "Every pair of calls is within what the policy allows."
+_ALL_WELL = "Every pair of calls is within the tolerance of the policy."
 _NOTHING_COMPARED = (
-    "No pair of calls could be judged: check that both runs come from the same program, and how their calls are named."
+    "No pair of calls could be judged. Check that both runs come from the same program, and how their calls are named."
 )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from tensorprobe.model.comparison import Comparison, Divergence, RankAnswer
 from tensorprobe.report import wording
-from tensorprobe.text import counted, plain
+from tensorprobe.text import counted, plain, shell
 
 _MARGIN = " " * 10
 
 
-def render_comparison(comparison: Comparison, *, limit: int = 10) -> str:
+def render_comparison(comparison: Comparison, *, limit: int = 10, table: str = "") -> str:
     """The whole result as text; of ranks, findings and parameters at most `limit` each, and how many more there are."""
     lines = _answer(comparison)
     lines += wording.before_first_call(comparison, limit=limit)
@@ -25,7 +24,7 @@ def render_comparison(comparison: Comparison, *, limit: int = 10) -> str:
     lines.append(f"baseline   {wording.coverage(comparison.baseline)}")
     lines.append(f"candidate  {wording.coverage(comparison.candidate)}")
     lines += [f"note       {plain(note)}" for note in comparison.notes]
-    return "\n".join([*lines, *_next(comparison)])
+    return "\n".join([*lines, *_next(comparison, table)])
 
 
 def _answer(comparison: Comparison) -> list[str]:
@@ -68,7 +67,7 @@ def _together(ranks: Sequence[RankAnswer]) -> list[str]:
     places: dict[str, list[int]] = {}
     for answer in ranks:
         divergence = answer.divergence
-        text = "in structure" if divergence is None else f"step {divergence.step}: {_briefly(divergence)}"
+        text = "different calls" if divergence is None else f"step {divergence.step}: {_briefly(divergence)}"
         places.setdefault(text, []).append(answer.rank)
     return [f"{wording.ranks_of(members)}: {text}" for text, members in places.items()]
 
@@ -82,9 +81,7 @@ def _findings(comparison: Comparison, limit: int) -> list[str]:
     total = max(comparison.findings_total, len(comparison.findings))
     if not total:
         return []
-    lines = [
-        f"{counted(total, 'difference')} of structure" + (f", the first {len(shown):,}:" if len(shown) < total else ":")
-    ]
+    lines = [wording.found_in_all(comparison) + (f", the first {len(shown):,}:" if len(shown) < total else ":")]
     return lines + [f"  {wording.found(finding)}" for finding in shown]
 
 
@@ -94,21 +91,23 @@ def _first_difference(comparison: Comparison) -> list[str]:
         return [f"First difference in any bit: {wording.where(first)}{errors}"]
     compared = comparison.bases.get("values", 0) + comparison.bases.get("digest", 0)
     if wording.headline(comparison) == "AGREES" and comparison.first_difference is None and compared == comparison.rows:
-        return ["From identical inputs no call makes a difference in any bit"]
+        return ["Calls with identical inputs have bit-identical outputs"]
     return []
 
 
-def _next(comparison: Comparison) -> list[str]:
+def _next(comparison: Comparison, table: str) -> list[str]:
     lines = []
     if comparison.output:
-        lines.append(f"Every figure: {plain(comparison.output)}")
+        lines.append(
+            f"Full table: {plain(comparison.output.rstrip('/') + f'/{table}' if table else comparison.output)}"
+        )
     divergence = comparison.divergence
     if divergence is not None:
         side, call = comparison.candidate, divergence.candidate_call
         if not call or (divergence.finding is not None and divergence.finding.kind == "only_baseline"):
             side, call = comparison.baseline, divergence.call
-        place = f"{shlex.quote(plain(side.path))} {shlex.quote(plain(call))}"
+        place = f"{shell(side.path)} {shell(call)}"
         lines.append(f"Look at it:   tensorprobe inspect {place} --step {divergence.step} --rank {divergence.rank}")
     elif wording.headline(comparison) == "CANNOT COMPARE":
-        lines.append(f"Look at them: tensorprobe inspect {shlex.quote(plain(comparison.baseline.path))}")
+        lines.append(f"Look at them: tensorprobe inspect {shell(comparison.baseline.path)}")
     return lines

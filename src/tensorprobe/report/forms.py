@@ -76,7 +76,7 @@ class Answer:
 
     def render(self, form: str = "text", *, limit: int = 10) -> str:
         """Return the result in a printed form: text or json, and for a comparison md, junit or github."""
-        return render(self.summary, form, limit=limit, **self._extra)
+        return render(self.summary, form, limit=limit, **(self._extra if form == "text" else {}))
 
     def save(self, path: str | os.PathLike[str], form: str, *, limit: int = 10) -> None:
         """Write the result to a file in any form. SettingsError when the file cannot be written."""

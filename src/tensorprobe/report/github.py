@@ -10,7 +10,7 @@ from pathlib import Path
 from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import Comparison, Finding
 from tensorprobe.report import wording
-from tensorprobe.text import annotation, counted, plain
+from tensorprobe.text import annotation, plain
 
 
 def render_github(comparison: Comparison, *, limit: int = 10, root: str | None = None) -> str:
@@ -25,12 +25,12 @@ def render_github(comparison: Comparison, *, limit: int = 10, root: str | None =
         lines.append(_command("warning", text, title="differs before the first call"))
     shown = [finding for finding in comparison.findings if not _is_answer(comparison, finding)]
     for finding in shown[:limit]:
-        title = f"step {finding.step}, rank {finding.rank}: other structure"
+        title = f"step {finding.step}, rank {finding.rank}: the calls differ"
         lines.append(_command("warning", wording.found(finding), title=title, source=finding.source, root=root))
     total = max(comparison.findings_total, len(comparison.findings))
     left = total - (len(comparison.findings) - len(shown)) - len(shown[:limit])
     if left:
-        lines.append(_command("warning", f"{counted(left, 'more difference')} of structure", title="more"))
+        lines.append(_command("warning", f"{left:,} more calls or arguments differ", title="more"))
     return "\n".join(lines)
 
 

@@ -38,7 +38,7 @@ def _rank(suite: Element, answer: RankAnswer) -> None:
     if answer.answer == "agrees":
         return
     if (divergence := answer.divergence) is None:
-        SubElement(case, "failure", type="diverged", message="diverges in structure")
+        SubElement(case, "failure", type="diverged", message="the runs make different calls")
         return
     message = xml(f"first at {wording.where(divergence)}")
     failure = SubElement(case, "failure", type=divergence.status, message=message)

@@ -65,7 +65,7 @@ def _ranks(comparison: Comparison, limit: int) -> str:
         "|---|---|",
     ]
     for answer in diverged[:limit]:
-        place = wording.where(answer.divergence, code) if answer.divergence is not None else "in structure"
+        place = wording.where(answer.divergence, code) if answer.divergence is not None else "different calls"
         lines.append(f"| {answer.rank} | {place} |")
     if len(diverged) > limit:
         lines.append(f"| … | and {len(diverged) - limit:,} more |")
@@ -78,7 +78,7 @@ def _findings(comparison: Comparison, limit: int) -> str:
     if not total:
         return ""
     lines = [
-        f"{counted(total, 'difference')} of structure",
+        wording.found_in_all(comparison),
         "",
         "| step | rank | call | what | source | nearest |",
         "|---|---|---|---|---|---|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorprobe.model.online import OnlineResult, OnlineRow
+from tensorprobe.text import plain
 
 _MOST_OPS, _MOST_FRAMES = 5, 3
 
@@ -13,7 +14,7 @@ def failure_line(row: OnlineRow) -> str:
         what = row.message
     else:
         what = f"{row.judged_by} {row.measured:.3g}, allowed {row.allowed:.3g}"
-    return f"Failed {row.call} {row.slot} ({_kind(row)}): {what}; {_where(row)}"
+    return f"Failed {plain(row.call)} {plain(row.slot)} ({_kind(row)}): {what}; {_where(row)}"
 
 
 def render_online(result: OnlineResult, *, folder: str | None = None, limit: int = 10) -> str:
@@ -30,7 +31,7 @@ def render_online(result: OnlineResult, *, folder: str | None = None, limit: int
         if saved:
             lines += ["", f"Next: python {saved}/replay.py"]
     elif folder is not None:
-        lines += ["", f"The counts in full: {folder}/online.json"]
+        lines += ["", f"All counts: {plain(folder)}/online.json"]
     return "\n".join(lines)
 
 
@@ -50,10 +51,10 @@ def _answer(result: OnlineResult) -> list[str]:
     if result.failures:
         first = result.failures[0]
         lines += ["", f"First: {first.call} {first.slot}, step {first.step}"]
-        what = first.message or f"{first.judged_by} is {first.measured:.3g}, allowed is {first.allowed:.3g}"
+        what = first.message or f"{first.judged_by} {first.measured:.3g}, allowed {first.allowed:.3g}"
         lines.append(f"  {what} ({_kind(first)} against {first.reference or 'nothing'})")
-        lines.append(f"  made in {_where(first)}")
-        lines += [f"    {frame}" for frame in first.stack[:_MOST_FRAMES]]
+        lines.append(f"  in {_where(first)}")
+        lines += [f"    {plain(frame)}" for frame in first.stack[:_MOST_FRAMES]]
         lines.append("  Its inputs were the same on both sides: the call introduced the error.")
         if first.accumulated is not None:
             lines.append(
@@ -66,8 +67,8 @@ def _counts(result: OnlineResult) -> list[str]:
     lines = [f"{result.seen:,} calls seen: {result.compared:,} compared"]
     others = {
         "not sampled": result.unsampled,
-        "not asked for": result.filtered,
-        "the tool failed on": result.broken,
+        "not selected": result.filtered,
+        "with an error inside the tool": result.broken,
     }
     lines[0] += "".join(f", {count:,} {what}" for what, count in others.items() if count)
     for reason, ops in sorted(result.skipped.items(), key=lambda entry: -sum(entry[1].values())):
@@ -76,23 +77,23 @@ def _counts(result: OnlineResult) -> list[str]:
         names = ", ".join(op.removeprefix("Aten.") for op in most[:_MOST_OPS])
         lines.append(f"  {sum(ops.values()):,} not compared, {reason}: {names}{more}")
     if result.first_error:
-        lines.append(f"  first failure of the tool: {result.first_error}")
+        lines.append(f"  first error inside the tool: {plain(result.first_error)}")
     lines += [f"  not seen: {what} ({count:,} times)" for what, count in result.blind_spots.items()]
     if result.healed:
         lines.append(f"  {result.healed:,} results were replaced by the reference's (heal)")
     if result.stopped:
-        lines.append("  training was stopped, as asked for")
+        lines.append("  training was stopped (stop_after)")
     return lines
 
 
 def _chain(result: OnlineResult) -> list[str]:
-    lines = [f"Against a chain that never saw the device's numbers ({result.chained:,} calls), the error grew most in:"]
+    lines = [f"Compared with a chain computed on the CPU only ({result.chained:,} calls), the error grew most in:"]
     for row in result.diverged:
         grew = f"{row.inherited or 0.0:.2g} → {row.accumulated or 0.0:.2g}"
         lines.append(f"  {grew:20}  {row.call} in {_where(row)}")
     if result.reseeded:
         lines.append(
-            f"  {result.reseeded:,} times numbers had been changed unseen, and were taken anew from the device"
+            f"  {result.reseeded:,} times values were changed outside of recorded calls and were copied from the device again"
         )
     return lines
 
@@ -106,4 +107,4 @@ def _where(row: OnlineRow) -> str:
     parts = [part for part in (row.api, row.module and f"module {row.module}") if part]
     if row.stack:
         parts.append(row.stack[0].replace('File "', "").replace('", line ', ":"))
-    return ", ".join(parts) or "code that no API call was seen for"
+    return plain(", ".join(parts)) if parts else "code outside of all recorded API calls"

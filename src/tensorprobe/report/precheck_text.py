@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from tensorprobe.model.precheck import CallCheck, Checked, Precheck
+from tensorprobe.report.precheck_tables import RESULT_FILE
 from tensorprobe.report.wording import figure, place_of
-from tensorprobe.text import counted, plain
+from tensorprobe.report.wording import inside as inside_module
+from tensorprobe.text import counted, plain, shell
 
 _MARGIN = " " * 10
 
@@ -40,12 +41,12 @@ def verdict(precheck: Precheck) -> str:
     calls = counted(precheck.calls, "call")
     if precheck.exit_code == 1:
         ops = list(_by_op(precheck))
-        return f"{precheck.failed:,} of {calls}, in {counted(len(ops), 'op')}"
+        return f"{precheck.failed:,} of {calls} {'fails' if precheck.failed == 1 else 'fail'}, in {counted(len(ops), 'op')}"
     if precheck.exit_code == 0:
         if precheck.skipped:
-            return f"all {counted(precheck.passed, 'call')} that could be run pass, {precheck.skipped:,} skipped"
-        return f"all {calls} pass" if precheck.calls > 1 else "the only call passes"
-    return f"not one of {calls} could be run" if precheck.calls else "the run holds no call that could be run alone"
+            return f"all {counted(precheck.passed, 'checked call')} pass, {precheck.skipped:,} skipped"
+        return f"all {calls} pass" if precheck.calls != 1 else "1 call passes"
+    return f"0 of {calls} could be run" if precheck.calls else "the run has no call that can be run alone"
 
 
 def _by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
@@ -63,7 +64,7 @@ def _failing(precheck: Precheck, limit: int) -> list[str]:
     ops = _by_op(precheck)
     for op, checks in list(ops.items())[:limit]:
         first = checks[0]
-        inside = f" in {plain(first.module)}" if first.module else ""
+        inside = inside_module(first.module)
         source = f"   {place_of(first.source)}" if first.source else ""
         total = sum(1 + len(check.equal) for check in checks)
         others = f"   ({total:,} calls of {plain(op)} fail)" if total > 1 else ""
@@ -103,7 +104,7 @@ def _counts(precheck: Precheck, limit: int) -> list[str]:
     distinct = "" if precheck.distinct == precheck.calls else f"   {precheck.distinct:,} of them distinct"
     lines = [f"{'calls':<8}  {precheck.calls:>{width},}{distinct}"]
     for word, count in rows:
-        rate = f"   {_share(count, judged)} of those that were run" if word == "passed" and judged else ""
+        rate = f"   {_share(count, judged)} of the calls that ran" if word == "passed" and judged else ""
         lines.append(f"{word:<8}  {count:>{width},}{rate}")
     for reason, count in list(precheck.reasons.items())[:limit]:
         lines.append(f"{'':<8}  {count:>{width},}   {plain(reason)}")
@@ -126,17 +127,17 @@ def _share(part: int, whole: int) -> str:
 def _next(precheck: Precheck, replays: Mapping[str, str]) -> list[str]:
     lines = []
     if precheck.output:
-        lines.append(f"Every figure: {plain(precheck.output)}")
+        lines.append(f"Full table: {plain(precheck.output.rstrip('/'))}/{RESULT_FILE}")
     failing = [check for checks in _by_op(precheck).values() for check in checks]
-    run = shlex.quote(plain(precheck.run))
+    run = shell(precheck.run)
     if failing:
         first = failing[0]
         saved = next((check.call for check in failing if check.call in replays), None)
         if saved is not None:
-            lines.append(f"Run it alone: python {shlex.quote(plain(replays[saved]))}")
+            lines.append(f"Run it alone: python {shell(replays[saved])}")
         else:
             lines.append(
-                f"Make a script of it: tensorprobe precheck {run} {_options(precheck, first)} --save-failures -o DIR"
+                f"Save a script for it: tensorprobe precheck {run} {_options(precheck, first)} --save-failures -o FOLDER"
             )
     elif precheck.exit_code == 2:
         lines.append(f"Look at it:   tensorprobe inspect {run}")
@@ -149,6 +150,4 @@ def _options(precheck: Precheck, check: CallCheck) -> str:
     given += [("standard", precheck.standard, "noise-aware"), ("steps", str(check.step), "0"), ("call", check.call, "")]
     wrong = _first_wrong(check)
     hard = ["--hard"] if wrong is not None and wrong.variant else []
-    return " ".join(
-        [*(f"--{name} {shlex.quote(plain(value))}" for name, value, usual in given if value != usual), *hard]
-    )
+    return " ".join([*(f"--{name} {shell(value)}" for name, value, usual in given if value != usual), *hard])

@@ -31,34 +31,34 @@ _INPUTS = {
     "identical": "inputs agree exactly",
     "agree": "inputs agree within noise",
     "diverge": "inputs diverge",
-    "unknown": "whether its inputs agree is not known",
+    "unknown": "inputs not recorded",
 }
 _STATUSES = {
-    "agrees": "within what is allowed",
+    "agrees": "within tolerance",
     "introduced": "introduced here",
     "inherited": "inherited from its inputs",
-    "amplified": "the error of its inputs, amplified here",
-    "structural": "the two calls differ in structure",
+    "amplified": "the error of its inputs is amplified here",
+    "structural": "the two calls differ",
     "unmeasured": "not measured",
 }
 _KINDS = {
     "only_baseline": "only in baseline",
     "only_candidate": "only in candidate",
-    "shape": "other shape",
-    "dtype": "other dtype",
-    "arguments": "other arguments",
-    "slots": "other tensors",
+    "shape": "different shape",
+    "dtype": "different dtype",
+    "arguments": "different arguments",
+    "slots": "different tensors",
     "raised": "raised",
 }
 _BASES = {
     "values": "by values",
     "digest": "by equal digests",
-    "statistics": "by statistics only, which is weaker",
+    "statistics": "by statistics only (weaker)",
     "none": "not measured",
 }
 _NO_FIGURE = Column("")
 _NO_PARTNER = {"only_baseline": "the candidate makes no such call", "only_candidate": "the baseline makes no such call"}
-_NOT_JUDGED = "without a status"
+_NOT_JUDGED = "not judged"
 
 
 def headline(comparison: Comparison) -> str:
@@ -74,7 +74,7 @@ def verdict(comparison: Comparison, show: Show = plain) -> str:
         source = f"   {place_of(divergence.source, show)}" if divergence.source else ""
         return f"first at {where(divergence, show)}{source}"
     if comparison.answer == "diverged":
-        return "before the first call" if comparison.externals else "in structure"
+        return "before the first call" if comparison.externals else "the runs make different calls"
     if headline(comparison) == "AGREES":
         span = f"{counted(len(comparison.steps), 'step')}, {counted(len(comparison.ranks) or 1, 'rank')}"
         return f"no output diverges in {counted(comparison.buckets.paired, 'pair')} of calls, {span}"
@@ -92,7 +92,7 @@ def what(divergence: Divergence, show: Show = plain) -> str:
     """The call, its module, and its worst output or what is different about the call."""
     parts = [name_of(divergence, show)]
     if divergence.module:
-        parts[0] += f" in {show(divergence.module)}"
+        parts[0] += inside(divergence.module, show)
     finding = divergence.finding
     if finding is not None and (divergence.status == "structural" or divergence.row is None):
         parts.append(structure(finding, show))
@@ -195,8 +195,8 @@ def cause(comparison: Comparison) -> str:
     if divergence is None or divergence.status != "inherited" or comparison.statuses.get("introduced"):
         return ""
     if comparison.externals:
-        return "no call introduces an error: it comes from what differs before the first call"
-    return "no call introduces an error: its cause lies before what was captured"
+        return "no call introduces an error: it comes from the tensors that differ before the first call"
+    return "no call introduces an error: the cause is before the captured part"
 
 
 def structure(finding: Finding, show: Show = plain) -> str:
@@ -211,10 +211,33 @@ def structure(finding: Finding, show: Show = plain) -> str:
 
 def found(finding: Finding, show: Show = plain) -> str:
     """One finding: where, what, in which line of the user's program, and what to try."""
-    inside = f" in {show(finding.module)}" if finding.module else ""
-    text = f"step {finding.step}, rank {finding.rank}: {show(finding.call)}{inside}, {structure(finding, show)}"
+    place = f"step {finding.step}, rank {finding.rank}: {show(finding.call)}{inside(finding.module, show)}"
+    text = f"{place}, {structure(finding, show)}"
     text += f"   {place_of(finding.source, show)}" if finding.source else ""
     return text + nearest(finding, show)
+
+
+def inside(module: str, show: Show = plain) -> str:
+    """Return ` in module 'layers.7.mlp'`, or nothing for a call outside of all modules."""
+    shown = show(module)
+    return "" if not module else f" in module {shown if show is not plain else repr(shown)}"
+
+
+def found_in_all(comparison: Comparison) -> str:
+    """Return `1,002 calls or arguments differ (972 only in baseline, 30 only in candidate)`; nothing when none differ."""
+    total = max(comparison.findings_total, len(comparison.findings))
+    if not total:
+        return ""
+    lone = [
+        (comparison.buckets.only_baseline, "only in baseline"),
+        (comparison.buckets.only_candidate, "only in candidate"),
+    ]
+    parts = [f"{count:,} {words}" for count, words in lone if count]
+    rest = total - sum(count for count, _ in lone)
+    if rest > 0 and parts:
+        parts.append(f"{rest:,} with different arguments, shapes or dtypes")
+    differ = f"{total:,} {'call or argument differs' if total == 1 else 'calls or arguments differ'}"
+    return f"{differ} ({', '.join(parts)})" if parts and rest >= 0 else differ
 
 
 def nearest(finding: Finding, show: Show = plain) -> str:
@@ -264,7 +287,7 @@ def counts(comparison: Comparison, show: Show = plain) -> str:
         parts.append(f"{introduced + inherited:,} diverge ({introduced:,} introduced · {inherited:,} inherited)")
     for count, words in (
         (statuses.get("amplified", 0), "amplified noise"),
-        (statuses.get("structural", 0), "different in structure"),
+        (statuses.get("structural", 0), "with different arguments or shapes"),
         (statuses.get("unmeasured", 0), "unmeasured"),
         (buckets.paired - sum(statuses.values()), _NOT_JUDGED),
         (buckets.only_baseline, "only in baseline"),

@@ -93,7 +93,7 @@ def test_the_command_prints_and_exits(runs: Path) -> None:
     done = CliRunner().invoke(app, [str(runs / "tensor")])
     assert (done.exit_code, done.output.splitlines()[0]) == (
         1,
-        "FIRST INF  in Tensor.exp.0.forward, step 1, rank 0",
+        "FIRST INF in Tensor.exp.0.forward, step 1, rank 0",
     )
     done = CliRunner().invoke(app, [str(runs / "summary"), "--steps", "0", "--json"])
     assert (done.exit_code, json.loads(done.output)["births"]) == (0, [])
@@ -125,7 +125,7 @@ def judged(inputs: float, found: float, gradient: float | None = None) -> tuple[
 def test_normal_is_what_the_cpu_overflows_in_too() -> None:
     assert judged(12.0, math.inf) == (
         "normal",
-        "output.0 goes up to 1.628e+05 in float64, beyond 65504, the greatest float16",
+        "output.0 reaches 1.628e+05 in float64, beyond the float16 limit of 65504: not a device fault",
     )
     assert judged(2.0, math.inf) == ("abnormal", "the CPU gives finite numbers in float16, up to 7.391 in output.0")
     assert judged(2.0, math.nan)[0] == "abnormal"

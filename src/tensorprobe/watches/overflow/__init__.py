@@ -90,7 +90,7 @@ def overflow(
         steps, ranks: look only at these, e.g. `[0, 2]` or `'0,2-4'`.
         allow: never report these ops, calls or modules. Globs work.
         near: also report outputs near the limit of their dtype: `near=2` reports outputs beyond half of the limit.
-        replay: run the first bad calls again in higher precision, to tell faults from mathematics.
+        replay: run the first bad calls again in higher precision, to tell device faults from numbers that are too large.
 
     The other settings are for a watch only:
         out: folder for the findings, as they happen.

@@ -146,9 +146,9 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
             value = f"up to {_peak(own):.4g}"
             return Judgement("abnormal", f"the CPU gives finite numbers in {dtype}, {value} in {slot}", False)
         if largest is not None and largest == largest and largest != float("inf"):
-            why = f"{slot} goes up to {largest:.4g} in {precision}, beyond {limit:.5g}, the greatest {dtype}"
+            why = f"{slot} reaches {largest:.4g} in {precision}, beyond the {dtype} limit of {limit:.5g}: not a device fault"
             if largest <= limit:
-                why = f"on the CPU it overflows in {dtype} too; in {precision} it goes up to {largest:.4g}"
+                why = f"{dtype} overflows on the CPU too; {precision} reaches {largest:.4g}"
             return Judgement("normal", why, True)
         what = "NaN" if largest is not None and largest != largest else "inf"
         return Judgement("normal", f"{slot}: {precision} gives {what} too: not a device fault", True)

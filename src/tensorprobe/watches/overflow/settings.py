@@ -26,7 +26,9 @@ class OverflowSettings(Settings):
         above(1, note=": near=2 reports outputs beyond half of the limit"),
     )
     replay: bool = setting(
-        True, "Run the first bad calls again in higher precision, to tell faults from mathematics.", flag
+        True,
+        "Run the first bad calls again in higher precision, to tell device faults from numbers that are too large.",
+        flag,
     )
     stop_after: int | None = setting(None, "Raise TrainingStopped after this many findings.", whole(1))
     ring: int = setting(64, "How many of the last calls are kept for a process that is killed.", whole(1, 1 << 20))
