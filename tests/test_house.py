@@ -96,11 +96,6 @@ RECENT = {
 }
 """Public names of torch, as `torch.…`, that the oldest supported version does not have. The simulated device needs a recent torch."""
 
-DEBT_ARROWS: set[tuple[str, str]] = set()
-"""Arrows that are still to be turned: room → room."""
-DEBT_HOOKS: set[str] = set()
-"""Files outside taps and sim that still install something."""
-
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 80
 FORBIDDEN_FILE_NAMES = re.compile(r"(utils?|common|helpers?|managers?|misc|info|const(ants)?)\.py")
@@ -189,7 +184,7 @@ def check_arrows(house: Path) -> list[str]:
         for module in imported_modules(file):
             target = _room(module)
             known = target is None or target == file.room or target in OPEN_TO_ALL
-            if not known and target not in _allowed(file.room) and (file.room, target) not in DEBT_ARROWS:
+            if not known and target not in _allowed(file.room):
                 complaints.append(f"{file.path}: {file.room} imports {module}")
     return complaints
 
@@ -244,7 +239,7 @@ def check_hooks(house: Path) -> list[str]:
     """Find hooks, modes and patches that are installed outside taps and sim."""
     complaints = []
     for file in python_files(house):
-        if file.room in INSTALLS or file.room == "torch_names" or file.shown in DEBT_HOOKS:
+        if file.room in INSTALLS or file.room == "torch_names":
             continue
         origins = _origins(file)
         for node in ast.walk(file.tree):
@@ -414,10 +409,8 @@ def test_every_room_of_the_house_has_rules() -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty checkout, without debts."""
-    for debt in (name for name in globals() if name.startswith("DEBT_")):
-        monkeypatch.setitem(globals(), debt, {})
+def house(tmp_path: Path) -> Path:
+    """An empty checkout."""
     return tmp_path
 
 

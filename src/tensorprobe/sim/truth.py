@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Truth:
     """The first difference, at the two levels.
 
-    `aten` and `number`: the first op of the device with other results, the zero-based index of the call of that op within its
+    `aten` and `number`: the first op of the device with other results, the index of the call of that op within its
     step, from 0. `api`: the first API call whose outputs (or, in backward, gradients) differ. `step` counts training
     steps from 0.
     """
