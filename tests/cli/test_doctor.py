@@ -123,7 +123,7 @@ def test_doctor_proves_every_level_on_every_device() -> None:
 
 UNREADABLE = """
 from tensorprobe import torch_names
-from tensorprobe.taps import snapshot
+from tensorprobe.record import snapshot
 def unreadable(tensor):
     raise AttributeError("no address")
 snapshot.fast, torch_names.address_of = None, unreadable
