@@ -513,7 +513,7 @@ def test_a_planted_fault_is_found(rule: Callable[[Path], list[str]], file: str, 
 
 
 SOUND = [
-    ("record/good.py", "from tensorprobe.numerics.digest import digest\nfrom . import run"),
+    ("record/good.py", "from tensorprobe.numerics.summary import digest\nfrom . import run"),
     ("pairing/good.py", "from tensorprobe.record import open_run"),
     ("cli/good.py", "import tensorprobe\nimport tensorprobe.taps\nHOOK = 'tensorprobe.inject.capture:begin'"),
     ("sim/good.py", "from tensorprobe.version import VERSION\nfrom tensorprobe.errors import NotFound"),

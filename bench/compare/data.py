@@ -26,8 +26,7 @@ import torch
 from bench.compare.layouts import NativeLayout, PeerLayout, StoredSlot
 from bench.compare.plan import SIZES, Dumps, PlannedCall, PlannedSlot, Size, describe_dumps, list_calls
 from tensorprobe.model import DTYPES
-from tensorprobe.numerics.digest import digest
-from tensorprobe.numerics.summary import Moments, summarize_address
+from tensorprobe.numerics.summary import Moments, digest, summarize_address
 
 VERSION = 2
 """To be raised whenever the same size would give other bytes."""

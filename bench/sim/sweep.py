@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from tensorprobe.sim.state import STATE
+from tensorprobe.sim import STATE
 
 Status = Literal["right", "wrong", "raised", "unsupported", "no samples"]
 _DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.float64)

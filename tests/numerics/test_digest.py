@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorprobe.numerics.digest import RunningDigest, digest
+from tensorprobe.numerics.summary import RunningDigest, digest
 
 
 def test_digests_are_those_of_xxh3_128() -> None:

@@ -14,7 +14,7 @@ SUMMARIZE = """
 import struct, sys
 from tensorprobe.model import DTYPES
 from tensorprobe.numerics import native
-from tensorprobe.numerics.digest import digest
+from tensorprobe.numerics.summary import digest
 from tensorprobe.numerics.summary import summarize_batch, summarize_buffer
 content = struct.pack("<3f", 1, 2, 3)
 assert summarize_buffer(content, DTYPES["float32"]).mean == 2.0

@@ -11,7 +11,7 @@ import torch
 
 import tensorprobe
 from tensorprobe.model.comparison import COLUMNS, Row
-from tensorprobe.pairing import jobs
+from tensorprobe.pairing import tensor_pairs
 from tests.builders.runs import Tensor, call, write
 
 NAME = "Functional.gelu.0.forward"
@@ -117,7 +117,7 @@ def test_a_tensor_larger_than_a_piece_is_measured_whole(tmp_path: Path, monkeypa
     whole = measure(tmp_path, a, b)
     turned = Tensor(np.ascontiguousarray(b.T).reshape(64, 33), stride=(1, 64))
     whole_turned = measure(tmp_path, a, turned)
-    monkeypatch.setattr(jobs, "PIECE", 1000)
+    monkeypatch.setattr(tensor_pairs, "PIECE", 1000)
     for one, other in ((measure(tmp_path, a, b), whole), (measure(tmp_path, a, turned), whole_turned)):
         assert (one.max_abs_index, one.different, one.max_abs) == (40 * 33 + 7, 1, other.max_abs)
         assert one.relative_l2 == pytest.approx(other.relative_l2, rel=1e-12)
@@ -159,8 +159,8 @@ def test_damaged_tensors_are_said_and_known_by_their_statistics(tmp_path: Path) 
 
 def test_a_pair_that_shows_up_twice_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    real = jobs.measure_pairs
-    monkeypatch.setattr(jobs, "measure_pairs", lambda rows: (measured.append(len(rows)), real(rows))[1])
+    real = tensor_pairs.measure_pairs
+    monkeypatch.setattr(tensor_pairs, "measure_pairs", lambda rows: (measured.append(len(rows)), real(rows))[1])
     a = np.arange(8, dtype=np.float32)
     for name, value in (("a", a), ("b", a + 1)):
         calls = [call(NAME, outputs=[value]), call("Tensor.view.0.forward", inputs=[value], outputs=[value])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.pairing.structure import pair_slots
+from tensorprobe.pairing.call_pairs import pair_slots
 
 BY_PLACE = ["input.0", "input.1", "input.2", "input.3", "input.4", "output.0"]
 BY_NAME = [

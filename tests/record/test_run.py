@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tensorprobe.errors import NotFound, RunDamaged
-from tensorprobe.record import blob, native, open_run
+from tensorprobe.record import blob, open_run, reader
 from tensorprobe.record.run import ranges
 from tests.builders.runs import Blob, slot, write_calls, write_manifest, write_rank, write_run
 
@@ -186,8 +186,8 @@ def test_index_of_many_calls_decodes_no_call(tmp_path: Path, monkeypatch: pytest
     lines = (b'{"name":"Torch.mm.%d.forward","slots":%s}\n' % (number, rest) for number in range(100_000))
     write_run(tmp_path, b"".join(lines))
     decoded = []
-    real = native._read_call
-    monkeypatch.setattr(native, "_read_call", lambda raw: decoded.append(raw) or real(raw))
+    real = reader._read_call
+    monkeypatch.setattr(reader, "_read_call", lambda raw: decoded.append(raw) or real(raw))
     monkeypatch.setattr(blob.Blob, "read", lambda *_: pytest.fail("a tensor was read"))
     run = open_run(tmp_path)
     assert len(run.names(0, 0)) == 100_000

@@ -10,7 +10,7 @@ import torch
 import tensorprobe
 from tensorprobe.errors import SettingsError
 from tensorprobe.model import Call
-from tensorprobe.pairing.structure import call_facts
+from tensorprobe.pairing.call_pairs import call_facts
 from tensorprobe.report.wording import found_in_all
 from tensorprobe.text import annotation, code, message, plain, sheet_text, shell, xml
 from tests.report import made

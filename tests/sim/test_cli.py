@@ -61,7 +61,7 @@ def test_hooks_of_an_outer_command_are_kept(tmp_path: Path, monkeypatch: pytest.
 def test_mistakes_end_with_exit_code_2() -> None:
     for arguments, message in (
         (["--fault", "sofmax-tail", "--", "python"], "Did you mean 'softmax-tail'"),
-        ([], "no command to run"),
+        ([], "the command is missing"),
         (["--", "no-such-program-here"], "cannot start 'no-such-program-here'"),
     ):
         done = run(*PROGRAM, "sim", *arguments)

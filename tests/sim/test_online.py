@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tensorprobe
+from bench.sim import models
 from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult, OnlineRow
@@ -73,7 +74,7 @@ def test_a_fault_is_named_at_its_first_occurrence(npu: str, name: str) -> None:
     }  # what comes after has right inputs of its own, and is right
     assert first.module == NAMED[name]
     assert first.call.endswith(".backward" if "gradient" in name else ".forward")
-    assert first.stack[0].startswith(f'File "{__file__}", line ')  # the models are of the tool, and not shown
+    assert first.stack[0].startswith(f'File "{models.__file__}", line ')
 
 
 @pytest.mark.parametrize("reference", ["cpu", "cpu-fp64"])

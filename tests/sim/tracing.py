@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from bench.sim.models import Workload
 from tensorprobe.sim import fallback, memory
-from tensorprobe.sim.trees import tensors_in
+from tensorprobe.sim.memory import tensors_in
 
 _PREFIXES = (
     ("torch.nn.functional.", "Functional"),

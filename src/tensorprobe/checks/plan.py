@@ -22,8 +22,8 @@ from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.errors import NoData, NotFound, RunDamaged, nearest
 from tensorprobe.model import Call
 from tensorprobe.model.call import Frame, forward_name
-from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.model.precheck import CallCheck, Passed
+from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, ranges
 from tensorprobe.replay.isolation import RunPlace

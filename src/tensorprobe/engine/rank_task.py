@@ -18,7 +18,7 @@ from tensorprobe.judge.divergence import StepAnswer, conclude_step
 from tensorprobe.model.comparison import Buckets, Finding
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import parse_mapping
-from tensorprobe.pairing.measure import MAX_FINDINGS, Place, measure_segment
+from tensorprobe.pairing.measure import MAX_FINDINGS, SegmentPair, measure_segment
 from tensorprobe.record import Run
 from tensorprobe.report.table import TableWriter
 
@@ -92,7 +92,7 @@ def _compare_steps(
     mapping = None if task.map_text is None else parse_mapping(task.map_text, source="the map")
     options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
     for step, candidate_step in task.steps:
-        place = Place(step, task.rank, candidate_step, task.candidate_rank)
+        place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
         opinion = judge.judge(measured)
         result.answers.append(conclude_step(measured, opinion))

@@ -51,7 +51,7 @@ class RunOverview(msgspec.Struct, frozen=True):
     example: str | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
+class Element(msgspec.Struct, frozen=True):
     """A value and where in the tensor it stands."""
 
     value: Number
@@ -72,7 +72,7 @@ class SlotView(msgspec.Struct, frozen=True):
     nbytes: int
     skipped: str | None
     first: list[Number] = []
-    places: dict[str, Place] = {}
+    places: dict[str, Element] = {}
     problem: str | None = None
 
 

@@ -39,8 +39,7 @@ from tensorprobe.pairing.call_columns import (
 from tensorprobe.pairing.codes import Column, Mask, dense_both, join, pack_both, remaining
 from tensorprobe.pairing.mapping import NameMap
 from tensorprobe.pairing.nearest import Suggestion, Suggestions, nothing_paired_hint
-from tensorprobe.pairing.order import OrderSearch, tokens_from_fine_to_coarse
-from tensorprobe.pairing.sequence import METHODS, Matches, Method
+from tensorprobe.pairing.sequence import METHODS, Matches, Method, OrderSearch, tokens_from_fine_to_coarse
 from tensorprobe.record.run import Entry
 
 __all__ = [

@@ -24,10 +24,18 @@ from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VAL
 from tensorprobe.model.reason import Skipped, Unmeasured, Unrecorded
 from tensorprobe.ops.names import canonical_op
 from tensorprobe.pairing.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
-from tensorprobe.pairing.jobs import Jobs, stored_alike
-from tensorprobe.pairing.reading import CHUNK, CallPair, read_in_step, read_pairs
-from tensorprobe.pairing.rows import RowLists
-from tensorprobe.pairing.structure import Fact, call_facts, lacking_slots, pair_slots, slot_facts
+from tensorprobe.pairing.call_pairs import (
+    CHUNK,
+    CallPair,
+    Fact,
+    call_facts,
+    lacking_slots,
+    pair_slots,
+    read_in_step,
+    read_pairs,
+    slot_facts,
+)
+from tensorprobe.pairing.tensor_pairs import Jobs, RowLists, stored_alike
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
 
@@ -43,7 +51,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Place:
+class SegmentPair:
     """Which step and rank of the baseline meets which of the candidate."""
 
     step: int
@@ -54,7 +62,7 @@ class Place:
 
 def measure_segment(
     runs: tuple[Run, Run],
-    place: Place,
+    pair: SegmentPair,
     *,
     options: Options | None = None,
     threads: int = 1,
@@ -62,16 +70,16 @@ def measure_segment(
 ) -> Measured:
     """Align and measure one step of one rank; `progress` is told how many pairs of calls were done."""
     segments = (
-        runs[0].segment(place.step, place.rank),
-        runs[1].segment(place.candidate_step, place.candidate_rank),
+        runs[0].segment(pair.step, pair.rank),
+        runs[1].segment(pair.candidate_step, pair.candidate_rank),
     )
     options = options or Options()
     with _collector_paused():
         if options.mapping is None:
-            measured = _measure_in_step(segments, place, threads, progress)
+            measured = _measure_in_step(segments, pair, threads, progress)
             if measured is not None:
                 return measured
-        return _measure_aligned(segments, place, options, threads, progress)
+        return _measure_aligned(segments, pair, options, threads, progress)
 
 
 @contextmanager
@@ -87,10 +95,10 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _measure_in_step(
-    segments: tuple[Segment, Segment], place: Place, threads: int, progress: Progress | None
+    segments: tuple[Segment, Segment], pair: SegmentPair, threads: int, progress: Progress | None
 ) -> Measured | None:
     """For two segments with the same calls in the same order, as nearly all have: one pass, and no index. Else None."""
-    with _Table(segments, threads, place) as table:
+    with _Table(segments, threads, pair) as table:
         for chunk in read_in_step(*segments):
             if chunk is None:
                 return None
@@ -101,14 +109,14 @@ def _measure_in_step(
 
 
 def _measure_aligned(
-    segments: tuple[Segment, Segment], place: Place, options: Options, threads: int, progress: Progress | None
+    segments: tuple[Segment, Segment], pair: SegmentPair, options: Options, threads: int, progress: Progress | None
 ) -> Measured:
     """For two segments whose calls are to be aligned first."""
     indexes = (segments[0].index(), segments[1].index())
     entries = (indexes[0].entries, indexes[1].entries)
     details = _Details(segments, entries)
     alignment = align_calls(*entries, details.of, options)
-    with _Table(segments, threads, place) as table:
+    with _Table(segments, threads, pair) as table:
         damaged = (len(indexes[0].damage), len(indexes[1].damage))
         if any(damaged):
             table.skip(Skipped.DAMAGED_LINE, sum(damaged))
@@ -155,10 +163,10 @@ def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
 class _Table:
     """Columns in the making. A context manager: leaving it with an error stops the threads."""
 
-    def __init__(self, segments: tuple[Segment, Segment], threads: int, place: Place) -> None:
+    def __init__(self, segments: tuple[Segment, Segment], threads: int, pair: SegmentPair) -> None:
         self._sources = (segments[0].source, segments[1].source)
         self._jobs = Jobs(threads)
-        self._place = place
+        self._pair = pair
         self._calls = Calls()
         self._buckets = Buckets()
         self._findings: list[Finding] = []
@@ -273,10 +281,10 @@ class _Table:
                 self._hand_over(at, left[at - start], right[at - start])
             elif basis == NONE:
                 rows.leave_out(at, *_why_not(left[at - start], right[at - start]))
-        number, place = self._keys.setdefault, (self._place.step, self._place.rank)
+        number, pair = self._keys.setdefault, (self._pair.step, self._pair.rank)
         rows.key += [
             number(
-                (a.digest or a.summary or (place, a.offset), b.digest or b.summary or (place, b.offset)),
+                (a.digest or a.summary or (pair, a.offset), b.digest or b.summary or (pair, b.offset)),
                 len(self._keys),
             )
             if basis in (VALUES, STATISTICS)
@@ -315,10 +323,10 @@ class _Table:
     def measured(self) -> Measured:
         """Wait for the threads, and give the finished columns."""
         rows = self._rows.finish(self._jobs.results(), self._calls.direction)
-        place = self._place
+        pair = self._pair
         return Measured(
-            place.step,
-            place.rank,
+            pair.step,
+            pair.rank,
             self._calls,
             rows,
             list(self._keys),
@@ -378,12 +386,12 @@ class _Table:
         if self._found[kind] > MAX_FINDINGS:  # of each kind: many other dtypes must not hide a missing call
             self._findings_left_out += 1
             return
-        place = self._place
+        pair = self._pair
         self._findings.append(
             Finding(
                 kind=kind,
-                step=place.step,
-                rank=place.rank,
+                step=pair.step,
+                rank=pair.rank,
                 index=line,
                 call=call,
                 module=module,

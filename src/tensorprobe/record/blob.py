@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import Slot
-from tensorprobe.numerics.address import pinned
+from tensorprobe.numerics.native import pinned
 from tensorprobe.record.elements import demand_shape
 from tensorprobe.record.files import open_file
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tensorprobe.errors import RunDamaged, TensorDamaged
 from tensorprobe.model import Call, Slot
 from tensorprobe.record.lines import Damage
-from tensorprobe.record.native import NativeSegment
+from tensorprobe.record.reader import NativeSegment
 from tensorprobe.record.run import Run, Segment
 
 MAX_PROBLEMS = 1000

@@ -18,7 +18,7 @@ from typing import Any
 
 from tensorprobe.errors import RunError, TensorDamaged
 from tensorprobe.model import Call, Coverage, Manifest, RankPart, Slot, Stack
-from tensorprobe.numerics.address import pinned
+from tensorprobe.numerics.native import pinned
 from tensorprobe.record.elements import demand_shape
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Index, Run, Segment

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorprobe.errors import NotFound, RunDamaged, TensorDamaged, nearest
 from tensorprobe.model import Coverage
-from tensorprobe.model.overview import CallLine, CallView, Number, Place, RunOverview, SegmentOverview, SlotView
+from tensorprobe.model.overview import CallLine, CallView, Element, Number, RunOverview, SegmentOverview, SlotView
 from tensorprobe.record.draining import trainer_is_alive
 from tensorprobe.record.run import Run, ranges
 from tensorprobe.record.stored import StoredCall, StoredSlot
@@ -83,7 +83,7 @@ def describe_call(run: Run, call: StoredCall, *, slot: str | None = None) -> Cal
 def describe_slot(slot: StoredSlot) -> SlotView:
     """One tensor with its first values and the places of its extremes, when its values were recorded and are sound."""
     first: list[Number] = []
-    places: dict[str, Place] = {}
+    places: dict[str, Element] = {}
     problem = None
     if slot.has_data:
         try:
@@ -200,7 +200,7 @@ def _example(run: Run) -> str | None:
     return first
 
 
-def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Place]:
+def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Element]:
     """Where the greatest and the least value stand, and the first NaN and infinity."""
     import numpy
 
@@ -222,11 +222,11 @@ def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Place]:
     return {"max": _place(array, int(array.argmax())), "min": _place(array, int(array.argmin())), **places}
 
 
-def _place(array: numpy.ndarray[Any, Any], flat: int) -> Place:
+def _place(array: numpy.ndarray[Any, Any], flat: int) -> Element:
     import numpy
 
     index = [int(at) for at in numpy.unravel_index(flat, array.shape)]
-    return Place(_number(array[tuple(index)].item()), index)
+    return Element(_number(array[tuple(index)].item()), index)
 
 
 def _number(value: Any) -> Number:

@@ -24,8 +24,7 @@ import msgspec
 from tensorprobe.model.dtypes import BY_CODE
 from tensorprobe.model.event import NO_TOKEN, Event
 from tensorprobe.model.manifest import RankPart
-from tensorprobe.numerics.digest import RunningDigest, digest
-from tensorprobe.numerics.summary import Moments, Row, join_moments, summarize_batch
+from tensorprobe.numerics.summary import Moments, Row, RunningDigest, digest, join_moments, summarize_batch
 from tensorprobe.record.messages import (
     LENGTH_BYTES,
     CloseNote,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tensorprobe.model import ArgumentTree, Coverage
-from tensorprobe.model.overview import CallLine, CallView, Number, Place, RunOverview, SlotView
+from tensorprobe.model.overview import CallLine, CallView, Element, Number, RunOverview, SlotView
 from tensorprobe.text import counted, plain, shell, size
 
 
@@ -198,7 +198,7 @@ def _slot(slot: SlotView) -> list[str]:
     return lines
 
 
-def _at(place: Place | None, word: str = "at") -> str:
+def _at(place: Element | None, word: str = "at") -> str:
     return f" {word} {place.index}" if place is not None else ""
 
 

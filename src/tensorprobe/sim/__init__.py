@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.sim.faults import Fault, Installed, active, install, installed, make_fault, read_faults, write_faults
-from tensorprobe.sim.state import STATE
 
 if TYPE_CHECKING:
     from tensorprobe.sim.known_faults import CatalogFault
@@ -35,6 +35,16 @@ __all__ = [
     "read_faults",
     "write_faults",
 ]
+
+
+@dataclass
+class _State:
+    """The state of the device in this process. `name` is the device type, None until `enable`."""
+
+    name: str | None = None
+
+
+STATE = _State()
 
 
 def enable(name: str = "npu", *, torch_npu: bool = False) -> None:

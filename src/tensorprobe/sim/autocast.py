@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensorprobe import torch_names
 from tensorprobe.sim import memory
-from tensorprobe.sim.trees import map_tensors, tensors_in
+from tensorprobe.sim.memory import map_tensors, tensors_in
 
 aten = torch.ops.aten
 

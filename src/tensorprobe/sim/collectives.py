@@ -16,7 +16,7 @@ from tensorprobe import torch_names
 from tensorprobe.sim import faults, memory
 from tensorprobe.sim.fallback import OBSERVERS
 from tensorprobe.sim.kinds import OpCall
-from tensorprobe.sim.trees import map_tensors, tensors_in
+from tensorprobe.sim.memory import map_tensors, tensors_in
 
 BACKEND = "hccl"
 _OPS = [

@@ -7,14 +7,19 @@ lacks a private name that is needed, `enable` raises one `UnsupportedTorch` and 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import warnings
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnsupportedTorch
-from tensorprobe.sim.state import STATE
+from tensorprobe.sim import STATE
 
 # Composite C++ kernels would answer for these before the fallback is asked; whole ops are faster and can be made
 # faulty by name.
@@ -83,10 +88,10 @@ def _check_torch() -> None:
 
 
 def _register(name: str) -> None:
-    from tensorprobe.sim import autocast, collectives, fallback, guard, memory, modules
+    from tensorprobe.sim import autocast, collectives, fallback, memory
     from tensorprobe.sim.namespace import device_module
 
-    hooks, device_guard = guard.make_hooks_and_guard()
+    hooks, device_guard = _make_hooks_and_guard()
     torch_names.setup_python_backend(name, backend_module=device_module(name), hook=hooks, device_guard=device_guard)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(fallback.run_op, "PrivateUse1")
@@ -109,8 +114,8 @@ def _register(name: str) -> None:
         autocast.register(aten, name)
         _libraries.append(collectives.register(name))
     memory.install_storage_methods(name)
-    modules.install_module_moves(name)
-    guard.install()
+    _install_module_moves(name)
+    torch_names.replace_engine_entry(_raising_lost)
     # The guard has no streams to wait for, and torch's own function insists on them.
     torch.accelerator.synchronize = lambda device=None: None
 
@@ -148,3 +153,90 @@ def _refusal(name: str, layout: str) -> Any:
         )
 
     return refuse
+
+
+# Calling any function of the C API through ctypes raises whatever exception is pending in this thread.
+_surface_pending = ctypes.pythonapi.Py_IsInitialized
+_lost: deque[BaseException] = deque(maxlen=16)
+
+
+def _make_hooks_and_guard() -> tuple[Any, Any]:
+    """The two objects that torch asks; their classes are made here because their bases are private and may be absent."""
+    device_type = torch_names.DeviceType.PrivateUse1
+
+    class Hooks(torch_names.accelerator_parts.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return True
+
+        def has_primary_context(self, _index: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    class Guard(torch_names.accelerator_parts.DeviceGuard):
+        def type_(self) -> Any:
+            try:
+                _surface_pending()
+            except BaseException as pending:
+                _lost.append(pending)
+            return device_type
+
+    return Hooks(), Guard()
+
+
+def _raising_lost(run: Callable[..., Any]) -> Callable[..., Any]:
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except SystemError:
+            if not _lost:
+                raise
+        raise _lost.pop()
+
+    return _engine_run_backward
+
+
+def _install_module_moves(name: str) -> None:
+    """Wrap the three methods that move a module: `to`, `cpu`, and the one called like the device."""
+
+    def target_of_to(args: Any, kwargs: Any) -> str | None:
+        device = torch_names.functions_of_nn._parse_to(*args, **kwargs)[0]
+        return None if device is None else str(device.type)
+
+    targets: dict[str, Callable[[Any, Any], str | None]] = {
+        "to": target_of_to,
+        "cpu": lambda _args, _kwargs: "cpu",
+        name: lambda _args, _kwargs: name,
+    }
+    for method, target in targets.items():
+        setattr(nn.Module, method, _keeping_parameters(getattr(nn.Module, method), target, name))
+
+
+def _keeping_parameters(
+    move: Callable[..., Any], target: Callable[[Any, Any], str | None], name: str
+) -> Callable[..., Any]:
+    @functools.wraps(move)
+    def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        swapping = torch.__future__.get_swap_module_params_on_conversion()
+        if swapping or not _crosses(self, target(args, kwargs), name):
+            return move(self, *args, **kwargs)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return move(self, *args, **kwargs)
+        except RuntimeError as refused:
+            if "Couldn't swap" not in str(refused):
+                raise
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        # Something in C++ still holds a parameter, such as a graph not yet freed: move it torch's usual way.
+        return move(self, *args, **kwargs)
+
+    return moved
+
+
+def _crosses(module: nn.Module, target: str | None, name: str) -> bool:
+    if target is None:
+        return False
+    here = {parameter.device.type for parameter in module.parameters()}
+    return bool(here - {name}) if target == name else name in here

@@ -11,6 +11,7 @@ mutual recursion between a C++ kernel and this one ends in a RuntimeError instea
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,11 +21,9 @@ from torch import Tensor
 
 from tensorprobe import torch_names
 from tensorprobe.sim import faults, memory
+from tensorprobe.sim.host_ops import SPECIALS, HostPlan, make_plan
 from tensorprobe.sim.kinds import OpCall
-from tensorprobe.sim.overflow import FLAG, all_finite
-from tensorprobe.sim.plans import Plan, make_plan
-from tensorprobe.sim.specials import SPECIALS
-from tensorprobe.sim.trees import map_tensors, tensors_in
+from tensorprobe.sim.memory import map_tensors, tensors_in
 
 Observer = Callable[[str, Sequence[Tensor]], None]
 
@@ -40,7 +39,7 @@ _random_lock = threading.RLock()
 _AUTOCAST_KEYS = torch_names.DispatchKeySet(torch_names.DispatchKey.AutocastCPU) | torch_names.DispatchKeySet(
     torch_names.DispatchKey.AutocastPrivateUse1
 )
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, HostPlan] = {}
 
 
 def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +65,7 @@ def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
         _depth.value = depth
 
 
-def _run_on_host(plan: Plan, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_on_host(plan: HostPlan, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     host_args = tuple([_hosted(value) for value in args])
     host_kwargs = {key: _hosted(value) for key, value in kwargs.items()}
     for position in plan.numbers:
@@ -98,7 +97,7 @@ def _run_on_host(plan: Plan, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return dressed
 
 
-def _perform(plan: Plan, call: OpCall) -> Any:
+def _perform(plan: HostPlan, call: OpCall) -> Any:
     if not plan.random:
         return faults.perform(call, lambda: _first_dtype(call.args))
     if plan.takes_generator:
@@ -139,7 +138,7 @@ def _returning_written(operation: Callable[..., Any], written: tuple[int, ...]) 
     return run
 
 
-def _store_written(plan: Plan, args: tuple[Any, ...], host_args: tuple[Any, ...], result: list[Any]) -> None:
+def _store_written(plan: HostPlan, args: tuple[Any, ...], host_args: tuple[Any, ...], result: list[Any]) -> None:
     positions = [position for position in plan.written if position < len(args)]
     for position, values in zip(positions, result, strict=True):
         for host, value in zip(tensors_in(host_args[position]), tensors_in(values), strict=True):
@@ -150,7 +149,7 @@ def _store_written(plan: Plan, args: tuple[Any, ...], host_args: tuple[Any, ...]
 
 
 def _dress(
-    plan: Plan,
+    plan: HostPlan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     host_args: tuple[Any, ...],
@@ -261,7 +260,7 @@ def _first_dtype(args: Sequence[Any]) -> str | None:
     return None
 
 
-def _refuse_mixed_devices(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_mixed_devices(plan: HostPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     tensors = tensors_in(args) + tensors_in(list(kwargs.values()))
     stray = [tensor for tensor in tensors if tensor.is_cpu and tensor.dim()]
     if stray and len(stray) < len(tensors):
@@ -270,3 +269,33 @@ def _refuse_mixed_devices(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, A
             f"Expected all tensors to be on the same device, but {plan.name} got tensors on {name}:0 and on cpu "
             f"(a cpu tensor of shape {list(stray[0].shape)})"
         )
+
+
+class OverflowFlag:
+    """`armed`: whether ops are looked at. `raised`: whether one overflowed since the last `clear`."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.raised = False
+
+    def clear(self) -> None:
+        """Forget what happened."""
+        self.raised = False
+
+    def watch(self, inputs_finite: bool, outputs: Any) -> None:
+        """Raise the flag when finite inputs gave an output that is not."""
+        if inputs_finite and not all_finite(outputs):
+            self.raised = True
+
+
+FLAG = OverflowFlag()
+
+
+def all_finite(value: Any) -> bool:
+    """Whether every number in tensors, lists and scalars is finite; NaN counts as not."""
+    if isinstance(value, Tensor):
+        numbers = (value.is_floating_point() or value.is_complex()) and value.layout == torch.strided
+        return not numbers or bool(value.isfinite().all())
+    if isinstance(value, (list, tuple)):
+        return all(all_finite(item) for item in value)
+    return math.isfinite(value) if isinstance(value, float) else True

@@ -154,7 +154,7 @@ class Installed:
         return hit
 
     def _in_place(self) -> bool:
-        from tensorprobe.sim.places import WATCH, in_backward
+        from tensorprobe.sim.module_watch import WATCH, in_backward
 
         fault = self.fault
         direction = "backward" if fault.kind == "gradient" else fault.direction
@@ -168,7 +168,7 @@ class Installed:
             _INSTALLED.remove(self)
             _BY_OP.clear()
             if self.fault.module is not None:
-                from tensorprobe.sim.places import WATCH
+                from tensorprobe.sim.module_watch import WATCH
 
                 WATCH.stop()
 
@@ -182,7 +182,7 @@ def install(fault: Fault) -> Installed:
     _check_kind(fault)
     handle = Installed(fault)
     if fault.module is not None:
-        from tensorprobe.sim.places import WATCH
+        from tensorprobe.sim.module_watch import WATCH
 
         WATCH.start()
     _INSTALLED.append(handle)

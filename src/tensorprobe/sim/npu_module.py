@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.sim import npu_ops
-from tensorprobe.sim.overflow import FLAG
+from tensorprobe.sim.fallback import FLAG
 
 VERSION = "0.0+simulated"
 ND_FORMAT = 2

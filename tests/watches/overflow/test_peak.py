@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tensorprobe import _fast as fast
 from tensorprobe.model.dtypes import DTYPES
-from tensorprobe.numerics import _native, peak, twin
+from tensorprobe.numerics import _native, summary, twin
 from tensorprobe.watches.overflow import OverflowWatch, looker
 from tensorprobe.watches.overflow.looker import _alarms
 from tests.watches.overflow.plants import PLANTS
 
-NAMES = sorted(peak.LIMITS)
+NAMES = sorted(summary.LIMITS)
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,22 +28,22 @@ def test_kernel_and_twin_give_the_same_bits(name: str, count: int, shift: int, s
     address = memory.data_ptr() + shift
     found = _native.peak(address, count, dtype.code)
     assert found == twin.peak(address, count, dtype.code)
-    assert found == peak.peak_at(address, count, dtype)
+    assert found == summary.peak_at(address, count, dtype)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "complex" not in name])
 def test_peaks_are_ordered_as_magnitudes_are(name: str) -> None:
     dtype = getattr(torch, name)
-    limits = peak.LIMITS[name]
-    assert peak.greatest_finite(name) == torch.finfo(dtype).max
-    assert peak.magnitude(limits.greatest, name) == torch.finfo(dtype).max
-    assert not math.isfinite(peak.magnitude(limits.infinite, name))
-    assert math.isnan(peak.magnitude(limits.nan, name))
+    limits = summary.LIMITS[name]
+    assert summary.greatest_finite(name) == torch.finfo(dtype).max
+    assert summary.magnitude(limits.greatest, name) == torch.finfo(dtype).max
+    assert not math.isfinite(summary.magnitude(limits.infinite, name))
+    assert math.isnan(summary.magnitude(limits.nan, name))
     for value in (0.0, 1.0, 100.0, torch.finfo(dtype).max):
         rounded = float(torch.tensor(value).to(dtype)) if value <= torch.finfo(dtype).max else value
-        assert peak.magnitude(peak.peak_of_number(rounded, name), name) == rounded
-    assert peak.peak_of_number(math.nan, name) == limits.nan
-    assert peak.peak_of_number(-math.inf, name) == limits.infinite
+        assert summary.magnitude(summary.peak_of_number(rounded, name), name) == rounded
+    assert summary.peak_of_number(math.nan, name) == limits.nan
+    assert summary.peak_of_number(-math.inf, name) == limits.infinite
 
 
 @pytest.mark.parametrize("call", [_native.peak, twin.peak])

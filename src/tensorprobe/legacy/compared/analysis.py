@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tensorprobe.legacy.compared.tables import NOTHING, UNMATCHED, Table, TableStyle
 from tensorprobe.model import Direction, Side
-from tensorprobe.model.call_name import parse_call_name
+from tensorprobe.ops.names import parse_call_name
 from tensorprobe.report.advisor import advice_on, render_entries
 from tensorprobe.text import counted, printable
 

@@ -22,7 +22,7 @@ from tensorprobe.legacy.layouts.checker_entries import DataFile, EntryReader, Re
 from tensorprobe.legacy.layouts.msprobe_entries import demand_call_name, quote_bare, users_frames
 from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.model import Call, Level, Slot, Stack
-from tensorprobe.model.call_name import FAMILY_SPELLINGS, CallName, parse_call_name
+from tensorprobe.ops.names import FAMILY_SPELLINGS, CallName, parse_call_name
 from tensorprobe.record.files import list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of

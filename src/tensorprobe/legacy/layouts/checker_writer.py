@@ -19,8 +19,8 @@ from typing import IO, Any, NamedTuple
 from tensorprobe.errors import NoData, RunError
 from tensorprobe.legacy.layouts.checker_entries import FOLDERS
 from tensorprobe.model import DTYPES, Frame, Level
-from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.ops import Trait, has
+from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall, StoredSlot
 

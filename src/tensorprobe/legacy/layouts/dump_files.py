@@ -27,11 +27,11 @@ from tensorprobe.legacy.layouts.held_tensors import HeldTensors
 from tensorprobe.legacy.layouts.ptdbg_lines import stack_line_name, write_line_name
 from tensorprobe.legacy.layouts.rooms import Room, header_room
 from tensorprobe.model import DTYPES, Slot
-from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.model.dtypes import NUMPY_NAMES
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.summary import Moments
+from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record.elements import to_numpy
 from tensorprobe.record.export import safe_file_name
 from tensorprobe.record.messages import CloseNote, StackNote

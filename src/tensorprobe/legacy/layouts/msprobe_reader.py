@@ -33,7 +33,7 @@ from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.model import Call, Frame, Level, Slot, Stack
 from tensorprobe.model.call import forward_name
-from tensorprobe.model.call_name import DIRECTIONS
+from tensorprobe.ops.names import DIRECTIONS
 from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of

@@ -29,9 +29,9 @@ from tensorprobe.legacy.layouts.msprobe_writer_json import GrowingObject, object
 from tensorprobe.legacy.layouts.msprobe_writer_pt import MOST_BYTES, frame_tensor
 from tensorprobe.legacy.layouts.rooms import Room, header_room
 from tensorprobe.model import DTYPES
-from tensorprobe.model.call_name import parse_call_name
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
+from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.messages import StackNote
 from tensorprobe.record.step_files import Stored, replace_file, with_source

@@ -20,9 +20,9 @@ from tensorprobe.errors import TensorDamaged
 from tensorprobe.legacy.layouts.value_files import SMALL, ArenaPool, Demands, FolderFiles, fill, map_file
 from tensorprobe.model import Slot
 from tensorprobe.model.dtypes import NUMPY_NAMES
-from tensorprobe.numerics.address import pinned
 from tensorprobe.numerics.float8 import NAMES as FLOAT8
 from tensorprobe.numerics.float8 import decode_table
+from tensorprobe.numerics.native import pinned
 from tensorprobe.record.elements import MAX_DIMENSIONS
 
 if TYPE_CHECKING:

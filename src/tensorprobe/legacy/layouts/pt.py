@@ -16,7 +16,7 @@ from tensorprobe.legacy.layouts.pt_format import Saved, describe_saved, read_sav
 from tensorprobe.legacy.layouts.value_files import SMALL, ArenaPool, Demands, FolderFiles, fill, map_file
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.dtypes import NUMPY_NAMES
-from tensorprobe.numerics.address import pinned
+from tensorprobe.numerics.native import pinned
 
 _RAW = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 """What numpy moves elements as that it has no type for."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tensorprobe.model import Frame
-from tensorprobe.model.call_name import CallName, parse_call_name, underscored
+from tensorprobe.ops.names import CallName, parse_call_name, underscored
 from tensorprobe.record.elements import MAX_DIMENSIONS
 
 WITHOUT_STATISTICS = 100

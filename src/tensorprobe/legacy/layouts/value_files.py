@@ -17,7 +17,7 @@ from typing import Any
 
 from tensorprobe.errors import RunError, TensorDamaged
 from tensorprobe.model import Slot
-from tensorprobe.numerics.address import pinned
+from tensorprobe.numerics.native import pinned
 from tensorprobe.record.elements import demand_shape
 from tensorprobe.record.files import demand_folder, open_file
 

@@ -27,8 +27,8 @@ from tensorprobe.legacy.layouts.forms import AclForm
 from tensorprobe.legacy.ptdbg import logger
 from tensorprobe.model import Call, Coverage
 from tensorprobe.model.call import forward_name
-from tensorprobe.model.call_name import underscored
 from tensorprobe.model.sink import Alone, Needs
+from tensorprobe.ops.names import underscored
 from tensorprobe.record.run_sink import RunSink
 from tensorprobe.replay.arguments import Rebuilding, rebuild_call
 from tensorprobe.replay.functions import find_function

@@ -23,8 +23,7 @@ from tensorprobe.legacy.layouts.forms import PtdbgForm
 from tensorprobe.legacy.ptdbg import acl, logger, speak
 from tensorprobe.legacy.ptdbg.overflow import Order as OverflowOrder
 from tensorprobe.legacy.ptdbg.overflow import OverflowCheck, read_count
-from tensorprobe.model.call_name import FAMILIES, CallName, parse_call_name, underscored
-from tensorprobe.ops.names import canonical_call_name, canonical_op
+from tensorprobe.ops.names import FAMILIES, CallName, canonical_call_name, canonical_op, parse_call_name, underscored
 from tensorprobe.taps import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank_of
 

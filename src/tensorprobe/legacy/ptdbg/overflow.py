@@ -25,8 +25,8 @@ from tensorprobe.legacy.layouts.checker_writer import CallByCall
 from tensorprobe.legacy.layouts.ptdbg_lines import WITHOUT_STATISTICS, stack_line_name, write_line_name
 from tensorprobe.legacy.ptdbg import acl, logger
 from tensorprobe.model import DTYPES, Call, Frame, Slot
-from tensorprobe.model.call_name import underscored
 from tensorprobe.model.sink import CallRules
+from tensorprobe.ops.names import underscored
 from tensorprobe.record.export import safe_file_name
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay

@@ -16,7 +16,7 @@ from tensorprobe.legacy.layouts import ptdbg_reader
 from tensorprobe.legacy.layouts.ptdbg_reader import Spelled
 from tensorprobe.legacy.ptdbg import logger, speak
 from tensorprobe.model import Stack
-from tensorprobe.model.call_name import underscored
+from tensorprobe.ops.names import underscored
 from tensorprobe.record import Damage
 from tensorprobe.text import plain
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from tensorprobe.model.overflow import Born, Extent
-from tensorprobe.numerics.peak import greatest_finite
-from tensorprobe.numerics.summary import Moments
+from tensorprobe.numerics.summary import Moments, greatest_finite
 
 
 class Facts(NamedTuple):

@@ -1,6 +1,6 @@
 """Looks at every call as it ends: one pass over each output, and nothing more unless that says that something is wrong.
 
-The pass gives the greatest magnitude as bits (`numerics.peak`); one comparison with the alarm of the dtype decides. What a call
+The pass gives the greatest magnitude as bits (`numerics.summary`); one comparison with the alarm of the dtype decides. What a call
 overwrites is looked at before the call. Inputs are looked at when an output has raised the alarm: they are still there.
 On a device one number for each tensor is computed there and fetched, so the training waits for each call.
 """
@@ -24,7 +24,7 @@ from tensorprobe.model import Coverage
 from tensorprobe.model.event import Event
 from tensorprobe.model.sink import CallRules, LookingSink, Needs, Tensors
 from tensorprobe.numerics.native import implementation
-from tensorprobe.numerics.peak import LIMITS, first_peak_over, greatest_finite, magnitude, peak_of_number
+from tensorprobe.numerics.summary import LIMITS, first_peak_over, greatest_finite, magnitude, peak_of_number
 from tensorprobe.ops import Trait, has, is_collective
 from tensorprobe.record.elements import is_dense
 from tensorprobe.taps.looking import LookedCall

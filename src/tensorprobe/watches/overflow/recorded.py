@@ -20,8 +20,7 @@ from tensorprobe.model import Slot, Summary
 from tensorprobe.model.call import Frame, forward_name
 from tensorprobe.model.dtypes import DTYPES
 from tensorprobe.model.overflow import Arrival, Birth, Kind, NearLimit, OverflowReport
-from tensorprobe.numerics.peak import LIMITS, greatest_finite
-from tensorprobe.numerics.summary import Moments
+from tensorprobe.numerics.summary import LIMITS, Moments, greatest_finite
 from tensorprobe.ops import is_collective
 from tensorprobe.record import Run, open_run
 from tensorprobe.record.lines import Damage

@@ -17,8 +17,7 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.arguments import flatten_arguments
 from tensorprobe.model.overflow import Birth, Kind, NearLimit
-from tensorprobe.numerics.peak import greatest_finite
-from tensorprobe.numerics.summary import Moments
+from tensorprobe.numerics.summary import Moments, greatest_finite
 from tensorprobe.ops import MOVING_NODES, Trait, has
 from tensorprobe.taps.looking import LookedCall
 from tensorprobe.taps.stacks import user_frames

@@ -20,7 +20,7 @@ import torch
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.model import Call
 from tensorprobe.model.overflow import Birth, Verdict
-from tensorprobe.numerics.peak import greatest_finite
+from tensorprobe.numerics.summary import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.replay.functions import CannotReplay
