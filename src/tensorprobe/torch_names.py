@@ -128,7 +128,7 @@ no_modes: Callable[[], Any] = need("utils._python_dispatch._disable_current_mode
 below_autograd: Callable[[], Any] = need("_C._AutoDispatchBelowAutograd")
 no_autocast: Callable[[], Any] = need("_C._DisableAutocast")
 is_tracing: Callable[[], bool] = need("_C._is_tracing")
-is_compiling: Callable[[], bool] = need(
+_is_compiling: Callable[[], bool] = need(
     "compiler.is_compiling",
     since="2.3",
     before="torch._utils.is_compiling",
@@ -136,10 +136,31 @@ is_compiling: Callable[[], bool] = need(
 )
 
 
+_set_frame_callback: Callable[[Any], Any] = need("_C._dynamo.eval_frame.set_eval_frame")
+_COMPILES_THROUGH = (2, 11)
+"""Since this version torch.compile traces through our wrappers. An older one leaves their frames out and compiles inside."""
+
+
+def _is_compiling_here() -> bool:
+    """Return whether torch.compile traces this code, or runs the frames around a region that it compiles."""
+    if _is_compiling():
+        return True
+    callback = _set_frame_callback(None)
+    _set_frame_callback(callback)
+    return callback is not None
+
+
+is_compiling: Callable[[], bool] = _is_compiling if torch_version() >= _COMPILES_THROUGH else _is_compiling_here
+NAMES.append(
+    Name(
+        "torch.compile of a whole graph while capture is on",
+        "2.4",
+        lost="compiling with fullgraph=True inside a capture raises; compile before it, or without fullgraph",
+        found=torch_version() >= (2, 4),
+    )
+)
 CheckpointFrame: Any = need("utils.checkpoint._CheckpointFrame")
 LoaderIterator: Any = need("utils.data.dataloader._BaseDataLoaderIter")
-
-
 NAMES.append(
     Name(
         "torch.distributed.device_mesh",

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import torch
 from hypothesis import strategies as st
 
-from tensorprobe.model import DTYPES, DType
+from tensorprobe.model import DType
+from tests.builders.dtypes import KNOWN_DTYPES
 
 EDGE_COUNTS = [0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 300, 2047, 2048, 2049, 2064, 4095, 4096, 4097, 5000]
 """Around the 16 lanes and the blocks of 2048 values."""
@@ -128,7 +129,7 @@ def placed(content: bytes, offset: int = 0) -> Iterator[int]:
 
 
 cases = st.tuples(
-    st.sampled_from(list(DTYPES.values())),
+    st.sampled_from(list(KNOWN_DTYPES.values())),
     st.one_of(st.sampled_from(EDGE_COUNTS), st.integers(0, 400)),
     st.sampled_from(["noise", "special", "tame"]),
     st.integers(0, 2**32),

@@ -14,8 +14,9 @@ import mpmath
 import numpy as np
 from hypothesis import strategies as st
 
-from tensorprobe.model import DTYPES, DType
+from tensorprobe.model import DType
 from tensorprobe.numerics.pairs import RAW
+from tests.builders.dtypes import KNOWN_DTYPES
 
 from .oracle import EDGE_COUNTS, make_bytes, placed, values_of
 
@@ -160,7 +161,7 @@ def is_finite(pair: tuple[Number, Number]) -> bool:
     return all(isinstance(value, int) or math.isfinite(value) for value in pair)
 
 
-_dtypes = st.sampled_from(list(DTYPES.values()))
+_dtypes = st.sampled_from(list(KNOWN_DTYPES.values()))
 dtype_pairs = st.one_of(_dtypes.map(lambda dtype: (dtype, dtype)), st.tuples(_dtypes, _dtypes))
 _offsets = st.sampled_from([0, 0, 1, 2, 3, 4])
 cases = st.tuples(

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensorprobe.model import DTYPES
 from tensorprobe.numerics import device_summary
 from tensorprobe.numerics.device_summary import device_moments, fetch_moments
 from tensorprobe.numerics.summary import summarize_buffer
+from tests.builders.dtypes import KNOWN_DTYPES
 
 from .oracle import as_tensor, assert_figures, cases, make_bytes, quiet_about_complex_halves, values_of
 
@@ -42,7 +42,7 @@ def test_device_figures_equal_the_kernel(case) -> None:
     assert repr(moments[:2] + moments[4:]) == repr(kernel[:2] + kernel[4:])
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
+@pytest.mark.parametrize("name", list(KNOWN_DTYPES))
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (2, 0, 4)])
 def test_the_host_never_reads_from_the_device(name: str, shape: tuple[int, ...]) -> None:
     with quiet_about_complex_halves():

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 import tensorprobe
 from tests.taps.tiny import LEVELS, names
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.needs_torch("2.4", "an older torch.compile cannot take a whole graph while capture is on"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +117,7 @@ def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
     assert torch.equal(result, torch.sin(torch.ones(3)) + 1)
 
 
+@pytest.mark.needs_torch("2.8", "inductor of an older torch warns of its own settings")
 @pytest.mark.process
 def test_inductor_compiles_a_whole_graph_while_capture_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import tensorprobe
 from tensorprobe.record.stored import StoredSlot
+from tests.builders.dtypes import KNOWN_DTYPES
 from tests.taps.tiny import LEVELS, names, record, slot, the_call, value
 
 pytestmark = pytest.mark.filterwarnings(
@@ -22,12 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*CSR.*",
 )
 
-ALL_DTYPES = [
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64),
-    *(torch.bool, torch.complex32, torch.complex64, torch.complex128),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
-]
+ALL_DTYPES = [getattr(torch, name) for name in KNOWN_DTYPES]
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:
