@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tensorprobe
-from tensorprobe.checks.settings import PrecheckSettings
+from tensorprobe.checks.settings import AuditSettings, PrecheckSettings
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import SettingsError, UnknownSetting
 from tensorprobe.settings import Settings
@@ -26,6 +26,7 @@ from tests.e2e.programs import Program
 FUNCTIONS: dict[str, tuple[type[Settings], set[str]]] = {
     "capture": (CaptureSettings, {"out", "model", "overwrite", "steps_by"}),
     "compare": (CompareSettings, {"baseline", "candidate", "out", "keep_rows", "progress"}),
+    "audit": (AuditSettings, {"run", "out", "resume", "progress"}),
     "precheck": (PrecheckSettings, {"run", "out", "resume", "progress"}),
     "online": (OnlineSettings, {"model"}),
     "overflow": (OverflowSettings, {"target"}),

@@ -103,6 +103,7 @@ MODULE_NAME = re.compile(r"tensorprobe(\.\w+)+(:\w+)?")
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 PUBLIC_NAMES = [
+    "AuditResult",
     "CaptureIncomplete",
     "PrecheckResult",
     "Probe",
@@ -111,6 +112,7 @@ PUBLIC_NAMES = [
     "TensorprobeError",
     "__version__",
     "active_probe",
+    "audit",
     "capture",
     "compare",
     "online",

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from tensorprobe.checks.settings import PrecheckSettings
+from tensorprobe.checks.settings import AuditSettings, PrecheckSettings
 from tensorprobe.cli.main import app
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.settings import Settings
@@ -47,6 +47,7 @@ that command, or with 2 when nothing was recorded.
 TABLES: dict[str, tuple[str, type[Settings], str]] = {
     "capture": ("a capture", CaptureSettings, "The same settings are keywords of `tensorprobe.capture(...)`."),
     "compare": ("a comparison", CompareSettings, "The same settings are keywords of `tensorprobe.compare(...)`."),
+    "audit": ("an audit", AuditSettings, "The same settings are keywords of `tensorprobe.audit(...)`."),
     "precheck": ("a precheck", PrecheckSettings, "The same settings are keywords of `tensorprobe.precheck(...)`."),
     "online": (
         "an online compare",

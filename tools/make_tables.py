@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from tensorprobe.model.comparison import COLUMNS, Comparison
-from tensorprobe.model.precheck import Precheck
+from tensorprobe.model.precheck import Audit, Precheck
 from tensorprobe.standard_json import schema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,7 +22,7 @@ def main() -> None:
     """Write the files anew."""
     rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in COLUMNS.items())
     GUIDE.write_text(TABLE.sub(lambda _: rows, GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, kind in (("comparison", Comparison), ("precheck", Precheck)):
+    for name, kind in (("comparison", Comparison), ("precheck", Precheck), ("audit", Audit)):
         text = json.dumps(schema(kind, title=f"tensorprobe {name}"), indent=2) + "\n"
         (ROOT / "src" / "tensorprobe" / "report" / f"{name}.schema.json").write_text(text, encoding="utf-8")
 

@@ -3,6 +3,7 @@
     with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
     run = tensorprobe.open_run("runs/a")                              read it
     result = tensorprobe.compare("runs/a", "runs/b")                  find where two runs part ways
+    result = tensorprobe.audit("runs/a")                              check what was recorded of each call in float64
     result = tensorprobe.precheck("runs/a", device="npu")             check each call of a run alone
     with tensorprobe.online(model, out="runs/online") as watch: ...   compare every ATen call with the CPU, while it runs
     result = tensorprobe.overflow("runs/a")                           find the first NaN or inf of a run
@@ -21,7 +22,7 @@ from tensorprobe.registry import register_reader, register_writer
 from tensorprobe.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tensorprobe.checks import PrecheckResult, precheck
+    from tensorprobe.checks import AuditResult, PrecheckResult, audit, precheck
     from tensorprobe.engine import Result, compare
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
     from tensorprobe.record import Run, open_run
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tensorprobe.watches.overflow import overflow
 
 _HOMES = {
+    "AuditResult": "tensorprobe.checks",
     "CaptureIncomplete": "tensorprobe.errors",
     "PrecheckResult": "tensorprobe.checks",
     "Probe": "tensorprobe.taps",
@@ -37,6 +39,7 @@ _HOMES = {
     "Run": "tensorprobe.record",
     "TensorprobeError": "tensorprobe.errors",
     "active_probe": "tensorprobe.taps",
+    "audit": "tensorprobe.checks",
     "capture": "tensorprobe.taps",
     "compare": "tensorprobe.engine",
     "online": "tensorprobe.watches.online",
@@ -47,6 +50,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AuditResult",
     "CaptureIncomplete",
     "PrecheckResult",
     "Probe",
@@ -55,6 +59,7 @@ __all__ = [
     "TensorprobeError",
     "__version__",
     "active_probe",
+    "audit",
     "capture",
     "compare",
     "online",

@@ -311,3 +311,10 @@ def quiet() -> Iterator[None]:
                 yield
         else:
             yield
+
+
+@contextlib.contextmanager
+def replacing_saved(replace: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """What calls inside keep for their backward goes through `replace` when that backward uses it."""
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, replace):
+        yield

@@ -9,7 +9,7 @@ import pytest
 from tensorprobe.cli import options
 from tests.cli.test_main import run_program
 
-COMMANDS = ("capture", "compare", "merge", "precheck", "overflow", "inspect", "export", "sim", "doctor")
+COMMANDS = ("capture", "compare", "merge", "audit", "precheck", "overflow", "inspect", "export", "sim", "doctor")
 
 
 def test_there_is_no_bar_without_a_terminal() -> None:

@@ -1,4 +1,4 @@
-"""Checks each call of a run by itself: on the device and on a reference of higher precision, forward and backward.
+"""Checks each call of a run by itself: what a device makes of it (precheck), or what was recorded of it (audit).
 
 Calls run in processes of their own: one that kills its process, or never ends, is a result of that call.
 """
@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 from tensorprobe.lazy import lazy
 
 if TYPE_CHECKING:
-    from tensorprobe.checks.result import PrecheckResult
-    from tensorprobe.checks.runner import precheck
+    from tensorprobe.checks.result import AuditResult, PrecheckResult
+    from tensorprobe.checks.runner import audit, precheck
 
-__all__ = ["PrecheckResult", "precheck"]
+__all__ = ["AuditResult", "PrecheckResult", "audit", "precheck"]
 
-__getattr__ = lazy(__name__, {"PrecheckResult": "tensorprobe.checks.result", "precheck": "tensorprobe.checks.runner"})
+_HOMES = {
+    "AuditResult": "tensorprobe.checks.result",
+    "PrecheckResult": "tensorprobe.checks.result",
+    "audit": "tensorprobe.checks.runner",
+    "precheck": "tensorprobe.checks.runner",
+}
+__getattr__ = lazy(__name__, _HOMES)

@@ -47,6 +47,7 @@ class CheckSettings:
     standard: str = "noise-aware"
     backward: bool = True
     hard: bool = False
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         if self.standard not in STANDARDS:
@@ -62,7 +63,7 @@ class CheckSettings:
 
     def conditions(self, variant: str = "") -> Conditions:
         """What `Runs` needs to know of them."""
-        return Conditions(self.device, self.data, self.standard, variant)
+        return Conditions(self.device, self.data, self.standard, variant, self.recorded)
 
 
 def check_call(call: StoredCall, backward: StoredCall | None, settings: CheckSettings) -> CallCheck:
@@ -151,6 +152,7 @@ class Checker:
             standard=start.standard,
             backward=start.backward,
             hard=start.hard,
+            recorded=start.recorded,
         )
         self._run = run or start.run.open()
 

@@ -4,7 +4,8 @@ In: a run and what was asked for. Out: the distinct forward calls in the order o
 backward and with the calls that it stands for. Every candidate is in exactly one of them.
 
 Two calls are equal if op, arguments, and dtype, shape, stride and grad of every input are equal, and the dtypes of the outputs
-(autocast shows nowhere else). With real data the values must be equal too. A recomputed call is equal to its original.
+(autocast shows nowhere else). With real data the values must be equal too, and in an audit those of the results. A
+recomputed call is equal to its original; an audit judges it by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from tensorprobe.checks.settings import PrecheckSettings
+from tensorprobe.checks.settings import Asked
 from tensorprobe.errors import NoData, NotFound, RunDamaged, nearest
 from tensorprobe.model import Call
 from tensorprobe.model.call import Frame, forward_name
@@ -64,6 +65,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     standard: str
     backward: bool
     hard: bool
+    recorded: bool
     threads: int
     """For large calls. Small ones have one thread, so that their figures do not depend on the number of processes."""
     max_replay_bytes: int
@@ -105,6 +107,8 @@ class Plan:
 
     checks: list[Planned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left_out: int = 0
+    """Calls that are not in the sample."""
 
     def digest(self) -> str:
         """Of all that is planned: another run, or the same one recorded again, has another."""
@@ -119,15 +123,17 @@ class _Seen(NamedTuple):
     grads: int
     module: str
     stack: int | None
+    leads: bool = True
+    """Whether the recorded backward belongs to it, and not to its repetition."""
 
 
-def plan_checks(run: Run, asked: PrecheckSettings) -> Plan:
+def plan_checks(run: Run, asked: Asked) -> Plan:
     """The plan; NotFound when a call, step or rank asked for is not there, NoData for real data where none were recorded."""
     plan = Plan()
     places = _places(run, asked, plan)
     patterns = {text: _spellings(text) for text in asked.calls or ()}
     distinct: dict[bytes, Planned] = {}
-    reading = _Reading(values=asked.data == "real")
+    reading = _Reading(values=asked.data == "real", results=asked.recorded)
     for step, rank in places:
         for best, others in reading.candidates(run, step, rank):
             name = best.entry.name
@@ -135,7 +141,12 @@ def plan_checks(run: Run, asked: PrecheckSettings) -> Plan:
             if patterns and not fitting:
                 continue
             reading.fitted.update(fitting)
-            backward = reading.backwards.get(name)
+            if asked.modules is not None and not any(_is_inside(best.module, each) for each in asked.modules):
+                continue
+            if asked.sample is not None and not _is_drawn(f"{name} {step} {rank} {best.entry.repeat}", asked.sample):
+                plan.left_out += 1
+                continue
+            backward = reading.backwards.get(name) if best.leads else None
             key = best.key + (backward[1] if backward is not None else b"")
             same = distinct.get(key) if asked.dedupe else None
             place = (step, rank) if len(places) > 1 else None
@@ -147,12 +158,15 @@ def plan_checks(run: Run, asked: PrecheckSettings) -> Plan:
             planned = Planned(task, best.module, reading.source(run, step, rank, best.stack), repeats)
             distinct.setdefault(key, planned)
             plan.checks.append(planned)
-    plan.notes += reading.notes()
+    if plan.left_out:
+        plan.notes.append(f"{counted(plan.left_out, 'call')} not in the sample of {asked.sample:g}")
+    plan.notes += reading.notes(asked)
     _demand_names(run, reading, patterns, places)
     if asked.data == "real" and plan.checks and reading.tensors and not reading.held:
         raise NoData(
             f"'{run.path}' holds no values, so there are no real data to check with.\n"
-            "  Use --data random, or capture with mode='tensor'."
+            + ("  Capture" if asked.recorded else "  Use --data random, or capture")
+            + " with mode='tensor'."
         )
     return plan
 
@@ -160,8 +174,8 @@ def plan_checks(run: Run, asked: PrecheckSettings) -> Plan:
 class _Reading:
     """Reads the candidates of one step and rank after the other, and counts what it passes over."""
 
-    def __init__(self, *, values: bool) -> None:
-        self._values = values
+    def __init__(self, *, values: bool, results: bool) -> None:
+        self._values, self._results = values, results
         self.backwards: dict[str, tuple[Entry, bytes]] = {}
         """The recorded backward of each forward call of the step and rank at hand, and what tells its values."""
         self.names: set[str] = set()
@@ -197,7 +211,13 @@ class _Reading:
         self.names.update(seen)
         for calls in seen.values():
             best = max(calls, key=lambda one: one.grads)  # the first of equally good ones
-            yield best, [one for one in calls if one is not best]
+            others = [one for one in calls if one is not best]
+            if not self._results:
+                yield best, others
+                continue
+            yield best, []
+            for other in others:
+                yield other._replace(leads=False), []
 
     def source(self, run: Run, step: int, rank: int, stack: int | None) -> Frame | None:
         """The line of the user's program that made a call."""
@@ -208,12 +228,12 @@ class _Reading:
             return None
         return found.frames[0] if found is not None and found.frames else None
 
-    def notes(self) -> list[str]:
+    def notes(self, asked: Asked) -> list[str]:
         """What was passed over."""
         notes = list(self._lost_stacks.values())
         if self._modules:
-            calls = counted(self._modules, "call")
-            notes.append(f"{calls} of a module not run as a whole: the calls inside are, where recorded")
+            calls, what = counted(self._modules, "call"), "audited" if asked.recorded else "run"
+            notes.append(f"{calls} of a module not {what} as a whole: the calls inside are, where recorded")
         if self._damage:
             lines = counted(len(self._damage), "damaged line")
             notes.append(f"{lines} of the run passed over, the first: {self._damage[0]}")
@@ -241,19 +261,22 @@ class _Reading:
         if not self._values:
             return b""
         digests = [
-            slot.digest or f"{call.name} {slot.name}" for slot in call.slots if slot.side != "output" and slot.has_data
+            slot.digest or f"{call.name} {slot.name}"
+            for slot in call.slots
+            if (self._results or slot.side != "output") and slot.has_data
         ]
         return xxhash.xxh3_128_digest("\n".join(digests).encode())
 
 
-def _places(run: Run, asked: PrecheckSettings, plan: Plan) -> list[tuple[int, int]]:
-    """The steps and ranks that are looked at: of steps the first, unless others were asked for."""
+def _places(run: Run, asked: Asked, plan: Plan) -> list[tuple[int, int]]:
+    """The steps and ranks that are looked at: of steps the first (in an audit all), unless others were asked for."""
     for step in asked.steps or ():
         run.segments(step)  # each that was asked for must be there
     for rank in asked.ranks or ():
         run.segments(rank=rank)
-    steps = asked.steps if asked.steps is not None else run.steps[:1]
-    if asked.steps is None and len(run.steps) > 1:
+    first = run.steps if asked.recorded else run.steps[:1]
+    steps = asked.steps if asked.steps is not None else first
+    if asked.steps is None and len(run.steps) > len(first):
         plan.notes.append(f"only step {run.steps[0]} was looked at, of steps {ranges(run.steps)}: --steps takes others")
     return [key for key in run.segments() if key[0] in steps and (asked.ranks is None or key[1] in asked.ranks)]
 
@@ -266,6 +289,17 @@ def _spellings(pattern: str) -> set[str]:
 
 def _fits(name: str, patterns: set[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) or name.startswith(pattern + ".") for pattern in patterns)
+
+
+def _is_inside(module: str, wanted: str) -> bool:
+    """Whether a module is the one that is wanted, or lies inside it."""
+    return module.startswith(wanted + ".") or any(
+        fnmatch.fnmatchcase(module, pattern) for pattern in (wanted, f"{wanted}.*")
+    )
+
+
+def _is_drawn(key: str, share: float) -> bool:
+    return bool(xxhash.xxh3_64_intdigest(key.encode()) < share * 2**64)
 
 
 def _demand_names(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from tensorprobe.checks.plan import Finished, Plan
-from tensorprobe.checks.settings import PrecheckSettings
-from tensorprobe.model.precheck import CallCheck, Precheck
+from tensorprobe.checks.settings import Asked
+from tensorprobe.model.dtypes import EPS
+from tensorprobe.model.precheck import Audit, CallCheck, Loss, Precheck
 from tensorprobe.report.forms import Answer
 from tensorprobe.text import counted
 from tensorprobe.version import VERSION
@@ -47,10 +50,16 @@ class PrecheckResult(Answer):
         return f"<precheck: {summary.passed:,} passed, {summary.failed:,} failed, {summary.skipped:,} skipped>"
 
 
+class AuditResult(PrecheckResult):
+    """What `tensorprobe.audit` returns. `print(result)` shows what the command shows."""
+
+    summary: Audit
+
+
 def conclude(
     plan: Plan,
     outcomes: Mapping[int, Finished],
-    asked: PrecheckSettings,
+    asked: Asked,
     *,
     run: str,
     output: str | None,
@@ -73,29 +82,78 @@ def conclude(
         backward[check.backward] += count
         if verdict == "skip":
             reasons[check.message] += count
-    summary = Precheck(
-        schema_version=SCHEMA_VERSION,
-        tool=VERSION,
-        run=run,
-        device=asked.device,
-        data=asked.data,
-        standard=asked.standard,
-        exit_code=1 if calls["fail"] else 0 if calls["pass"] else 2,
-        calls=calls.total(),
-        distinct=len(checks),
-        passed=calls["pass"],
-        failed=calls["fail"],
-        skipped=calls["skip"],
-        reasons=dict(reasons.most_common()),
-        backward_passed=backward["pass"],
-        backward_failed=backward["fail"],
-        checks=checks,
-        output=output,
-        notes=[*plan.notes, *_other_data(checks, asked), *_troubles(outcomes)],
-        elapsed_s=elapsed_s,
-    )
+    facts: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "tool": VERSION,
+        "run": run,
+        "device": asked.device,
+        "data": asked.data,
+        "standard": asked.standard,
+        "exit_code": 1 if calls["fail"] else 0 if calls["pass"] else 2,
+        "calls": calls.total(),
+        "distinct": len(checks),
+        "passed": calls["pass"],
+        "failed": calls["fail"],
+        "skipped": calls["skip"],
+        "reasons": dict(reasons.most_common()),
+        "backward_passed": backward["pass"],
+        "backward_failed": backward["fail"],
+        "checks": checks,
+        "output": output,
+        "notes": [*plan.notes, *_other_data(checks, asked), *_troubles(outcomes)],
+        "elapsed_s": elapsed_s,
+    }
     replays = {one.check.call: one.replay for one in outcomes.values() if one.replay}
-    return PrecheckResult(summary, replays=replays)
+    if asked.recorded:
+        return AuditResult(Audit(**facts, losses=rank_losses(checks)), replays=replays)
+    return PrecheckResult(Precheck(**facts), replays=replays)
+
+
+LOSSES = 20
+"""Calls and modules, each, in the list of where precision is lost."""
+_HALF_OF_DIGITS = 0.5
+"""A gradient of which the CPU in the same dtype gets fewer than this part of the digits right is zero but for rounding, and
+its relative error means nothing."""
+
+
+def rank_losses(checks: Sequence[CallCheck]) -> list[Loss]:
+    """Return the calls and the modules that lose most, in units of the eps of their dtype, the worst first."""
+    worst: dict[str, Loss] = {}
+    for check in checks:
+        loss = _loss(check)
+        if loss is not None and (loss.name not in worst or worst[loss.name].error < loss.error):
+            worst[loss.name] = loss
+    calls = list(worst.values())
+    modules: dict[str, list[Loss]] = {}
+    for loss in calls:
+        modules.setdefault(loss.module, []).append(loss)
+    whole = [
+        Loss(
+            kind="module",
+            name=name or "(no module)",
+            error=math.sqrt(sum(loss.error**2 for loss in losses)),
+            dtype=max(losses, key=lambda loss: loss.error).dtype,
+            calls=len(losses),
+        )
+        for name, losses in modules.items()
+    ]
+    kinds = (sorted(each, key=lambda loss: -loss.error)[:LOSSES] for each in (whole, calls))
+    return [loss for losses in kinds for loss in losses]
+
+
+def _loss(check: CallCheck) -> Loss | None:
+    errors = []
+    for one in check.details:
+        dtype = one.device_dtype.removeprefix("torch.")
+        eps = EPS.get(dtype)
+        if eps is None or not 0 < one.relative_l2 < math.inf:
+            continue
+        if one.direction == "forward" or one.result == "fail" or one.own_relative_l2 < eps**_HALF_OF_DIGITS:
+            errors.append((one.relative_l2 / eps, dtype))
+    if not errors:
+        return None
+    error, dtype = max(errors)
+    return Loss(kind="call", name=check.call, error=error, dtype=dtype, module=check.module)
 
 
 def _verdict(check: CallCheck) -> str:
@@ -104,7 +162,7 @@ def _verdict(check: CallCheck) -> str:
     return "fail" if "fail" in directions else "pass" if "pass" in directions else "skip"
 
 
-def _other_data(checks: list[CallCheck], asked: PrecheckSettings) -> list[str]:
+def _other_data(checks: list[CallCheck], asked: Asked) -> list[str]:
     recorded = sum(1 + len(check.equal) for check in checks if check.data == "real")
     if asked.data == "real" or not recorded:
         return []

@@ -1,6 +1,6 @@
-"""`tensorprobe.precheck`: a run in, a verdict on each of its calls out.
+"""`tensorprobe.precheck` and `tensorprobe.audit`: a run in, a verdict on each of its calls out.
 
-In: a run and settings. Out: a `PrecheckResult`; with `out`, also files in that folder. Fails with an error of the user's
+In: a run and settings. Out: a result; with `out`, also files in that folder. Fails with an error of the user's
 when the run, the settings or the device cannot be used, never with an exception because a call fails. How many processes
 there are, and in which order calls come to their end, changes no byte of it but the times. Calls of a million elements and
 more are the exception: they use all threads that their process has, and on these may depend in which order sums are added up.
@@ -19,8 +19,8 @@ import msgspec
 
 from tensorprobe.checks.output import Header, Output
 from tensorprobe.checks.plan import Answer, Finished, Plan, Start, Task, plan_checks
-from tensorprobe.checks.result import PrecheckResult, conclude
-from tensorprobe.checks.settings import Data, PrecheckSettings
+from tensorprobe.checks.result import AuditResult, PrecheckResult, conclude
+from tensorprobe.checks.settings import Asked, AuditSettings, Data, PrecheckSettings
 from tensorprobe.errors import SettingsError
 from tensorprobe.record import Run, open_run
 from tensorprobe.replay.isolation import TIME_LIMIT_S, RunPlace, default_replay_bytes, replay_job
@@ -30,6 +30,10 @@ from tensorprobe.work.pool import Death, StartFailed, processors, run_in_process
 
 Progress = Callable[[int, int], None]
 """Is told how many distinct calls are done, and of how many."""
+
+
+class _OutOfTime(Exception):
+    """The budget of an audit is spent."""
 
 
 @public
@@ -80,10 +84,75 @@ def precheck(
     Returns a PrecheckResult: `result.exit_code` is 0 when all calls pass, 1 when one fails, 2 when none could be run. A
     failing call is never an exception; a run, a device or a setting that cannot be used is.
     """
-    asked = PrecheckSettings.among(locals())
+    return check_run(run, PrecheckSettings.among(locals()), out=out, resume=resume, progress=progress)
+
+
+@public
+def audit(
+    run: str | os.PathLike[str] | Run,
+    *,
+    standard: str = "noise-aware",
+    calls: Names | None = None,
+    modules: Names | None = None,
+    steps: Numbers | None = None,
+    ranks: Numbers | None = None,
+    sample: float | None = None,
+    budget: float | str | None = None,
+    dedupe: bool = True,
+    backward: bool = True,
+    jobs: int = 1,
+    time_limit_s: float = TIME_LIMIT_S,
+    max_replay_bytes: int | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    save_failures: bool = False,
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Recompute each recorded call in float64 from its recorded inputs, and judge its recorded outputs and gradients.
+
+        result = tensorprobe.audit("runs/a")
+        print(result)            # what the command prints
+        result.failures          # the calls whose recorded results are wrong
+
+    No second run and no device are needed. The run must hold values.
+
+    Args:
+        run: the folder of a run, a dump of another tool, or a Run.
+        standard: how results are judged: `noise-aware`, `seed`, `binary`, `absolute` or `ulp`.
+        calls: audit only these calls: `Functional.conv2d.1`, or a glob such as `*.linear.*`.
+        modules: audit only calls inside these modules: `layers.3`, or a glob such as `*.attn`.
+        steps, ranks: audit only these, e.g. `[0, 2]` or `'0,2-4'`.
+        sample: audit only this share of the calls, e.g. 0.1. The same calls every time.
+        budget: stop after this time, e.g. `90s` or `5m`, and report how many calls were not reached.
+        dedupe: judge calls with equal inputs and equal results once.
+        backward: audit gradients too.
+        jobs: number of processes. 0 runs the calls in this process, without isolation: for your own runs only.
+        time_limit_s: seconds after which a call that is still running is skipped.
+        max_replay_bytes: skip calls whose replay would need more memory, e.g. `4G`. Default: a quarter of this machine's.
+        out: folder for two tables, `summary.json` and saved failures.
+        resume: continue an audit that was stopped in `out`.
+        save_failures: save each failing call with a script that runs it alone.
+        progress: is called with the number of distinct calls that are done, and their total.
+
+    Returns an AuditResult: `result.exit_code` is 0 when all calls pass, 1 when one fails, 2 when none could be judged.
+    """
+    result = check_run(run, AuditSettings.among(locals()), out=out, resume=resume, progress=progress)
+    assert isinstance(result, AuditResult)
+    return result
+
+
+def check_run(
+    run: str | os.PathLike[str] | Run,
+    asked: Asked,
+    *,
+    out: str | os.PathLike[str] | None,
+    resume: bool,
+    progress: Progress | None,
+) -> PrecheckResult:
+    """Check every call that is asked for, and return the answer."""
     started = time.monotonic()
-    if out is None and (resume or save_failures):
-        what = "save_failures writes files" if save_failures else "resume continues in the folder of a precheck"
+    if out is None and (resume or asked.save_failures):
+        what = "save_failures writes files" if asked.save_failures else "resume continues in the folder of a precheck"
         raise SettingsError(f"{what}: pass out=FOLDER (-o FOLDER).")
     opened = run if isinstance(run, Run) else open_run(Path(run))
     plan = plan_checks(opened, asked)
@@ -105,7 +174,7 @@ def precheck(
 def _check_rest(
     run: Run,
     plan: Plan,
-    asked: PrecheckSettings,
+    asked: Asked,
     outcomes: dict[int, Finished],
     output: Output | None,
     progress: Progress | None,
@@ -114,6 +183,7 @@ def _check_rest(
     rest = [(number, planned.task) for number, planned in enumerate(plan.checks) if number not in outcomes]
     if not rest:
         return
+    started = time.monotonic()
     start = Start(
         run=RunPlace.of(run),
         device=asked.device,
@@ -121,6 +191,7 @@ def _check_rest(
         standard=asked.standard,
         backward=asked.backward,
         hard=asked.hard,
+        recorded=asked.recorded,
         threads=max(1, processors() // max(1, min(asked.jobs, len(rest)))),
         max_replay_bytes=asked.max_replay_bytes or default_replay_bytes(),
         save_failures=output is not None and asked.save_failures,
@@ -135,11 +206,18 @@ def _check_rest(
         outcomes[rest[position][0]] = answer.finished if output is None else output.keep(answer)
         if progress is not None:
             progress(len(outcomes), len(plan.checks))
+        if asked.budget is not None and time.monotonic() - started > asked.budget:
+            raise _OutOfTime
 
-    if asked.jobs == 0:
-        _check_here(rest, start, run, begin, take)
-    else:
-        _check_in_processes(rest, start, asked, begin, take)
+    try:
+        if asked.jobs == 0:
+            _check_here(rest, start, run, begin, take)
+        else:
+            _check_in_processes(rest, start, asked, begin, take)
+    except _OutOfTime:
+        for number, task in rest:
+            if number not in outcomes:
+                outcomes[number] = Finished(check=task.without_figures("skip", "not reached in the time allowed"))
 
 
 def _check_here(
@@ -162,13 +240,14 @@ def _check_here(
 def _check_in_processes(
     rest: list[tuple[int, Task]],
     start: Start,
-    asked: PrecheckSettings,
+    asked: Asked,
     begin: Callable[[], None],
     take: Callable[[int, bytes], None],
 ) -> None:
     def died(death: Death) -> None:
         text = f"the process {death.how}" + (f": {death.last_line}" if death.last_line else "")
-        lost = rest[death.number][1].without_figures("skip" if death.bug else "fail", text)
+        # In an audit it is the replay that died: the recorded call came to its end.
+        lost = rest[death.number][1].without_figures("skip" if death.bug or asked.recorded else "fail", text)
         take(death.number, msgspec.msgpack.encode(Answer(finished=Finished(check=lost, trouble=death.bug))))
 
     job = replay_job(
@@ -200,7 +279,7 @@ def _known(plan: Plan, finished: list[Finished]) -> dict[int, Finished]:
     return {numbers[place]: one for place, one in zip(places, finished, strict=True) if place in numbers}
 
 
-def _header(run: Run, plan: Plan, asked: PrecheckSettings) -> Header:
+def _header(run: Run, plan: Plan, asked: Asked) -> Header:
     try:
         torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:

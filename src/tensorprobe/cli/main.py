@@ -12,7 +12,7 @@ import typer
 from tensorprobe.cli.ending import guarded
 from tensorprobe.version import VERSION
 
-_COMMANDS = ("capture", "compare", "precheck", "overflow", "inspect", "export", "sim", "doctor")
+_COMMANDS = ("capture", "compare", "audit", "precheck", "overflow", "inspect", "export", "sim", "doctor")
 
 app = typer.Typer(
     name="tensorprobe",

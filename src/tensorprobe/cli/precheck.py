@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import typer
 
@@ -62,15 +63,6 @@ def precheck(
     """
     from tensorprobe.checks.runner import precheck as check_run
 
-    given = either(out, None if output is None else Path(output), "--out")
-    if resume is not None and given not in (None, resume):
-        raise SettingsError(f"--resume {plain(resume)} continues in that folder: leave out -o {plain(given)}.")
-    folder = resume or given
-    forms = read_forms(form, as_json, Precheck)
-    if any(each.name == "csv" and each.file is None for each in forms):
-        raise SettingsError(
-            "--format csv needs a file: --format csv=FILE. With -o FOLDER both tables are written anyway."
-        )
     settings: dict[str, Any] = {
         "device": device,
         "data": data,
@@ -85,6 +77,38 @@ def precheck(
         "time_limit_s": time_limit,
         "save_failures": save_failures,
     }
+    given = either(out, None if output is None else Path(output), "--out")
+    run_checks(check_run, run, settings, Wanted(Precheck, form, as_json, limit), given, resume)
+
+
+class Wanted(NamedTuple):
+    """How the result is shown."""
+
+    summary: type
+    forms: list[str]
+    as_json: bool
+    limit: int
+
+
+def run_checks(
+    check_run: Callable[..., Any],
+    run: Path,
+    settings: dict[str, Any],
+    wanted: Wanted,
+    out: Path | None,
+    resume: Path | None,
+) -> NoReturn:
+    """Check the calls of a run, show the result, and end with its exit code."""
+    if resume is not None and out not in (None, resume):
+        raise SettingsError(f"--resume {plain(resume)} continues in that folder: leave out -o {plain(out)}.")
+    folder = resume or out
+    forms = read_forms(wanted.forms, wanted.as_json, wanted.summary)
+    for each in forms:
+        if each.name in ("csv", "parquet") and each.file is None:
+            raise SettingsError(
+                f"--format {each.name} needs a file: --format {each.name}=FILE. "
+                "With -o FOLDER both tables are written anyway."
+            )
     try:
         with progress("checking calls") as bar:
             reach = None if bar is None else bar.reach
@@ -93,4 +117,4 @@ def precheck(
         if folder is not None:
             typer.echo(f"Stopped. To continue, run the same command with --resume {shell(folder)}", err=True)
         raise
-    show(result, forms, limit)
+    show(result, forms, wanted.limit)

@@ -62,6 +62,18 @@ class CallCheck(msgspec.Struct, frozen=True, kw_only=True):
     """random or real; real also where random data mean nothing to the op, and empty where nothing was run."""
 
 
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """Error that a call, or the calls of a module together, add themselves, in units of their dtype's eps."""
+
+    kind: Literal["call", "module"]
+    name: str
+    error: float
+    """Of a call: of its worst output or gradient. Of a module: the root of the sum of squares of its calls' errors."""
+    dtype: str
+    module: str = ""
+    calls: int = 1
+
+
 class Precheck(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. Counts are of calls, equal ones included."""
 
@@ -86,3 +98,10 @@ class Precheck(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None
     notes: list[str]
     elapsed_s: float
+
+
+class Audit(Precheck, frozen=True, kw_only=True):
+    """The answer of an audit."""
+
+    losses: list[Loss]
+    """Calls and modules in which most precision is lost, the worst first."""

@@ -32,7 +32,8 @@ def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Co
         changed=runs.device.changed,
         sampling=Sampling(*sampling(call.model, largest)) if runs.random else None,
     )
-    about = [f"{call.name} fails on {conditions.device}: {check.message}", place_line(call.step, call.rank)]
+    device = _recorded_on(call) if conditions.recorded else conditions.device
+    about = [f"{call.name} fails on {device}: {check.message}", place_line(call.step, call.rank)]
     about += [f"Module: {call.module}"] if call.module else []
     about += [f"Called at {check.source}"] if check.source is not None else []
     about.append(f"Inputs: {check.data}{f', {variant}' if variant else ''}. Standard: {conditions.standard}.")
@@ -41,10 +42,16 @@ def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Co
         runs.inputs,
         runs.given,
         results,
-        device=conditions.device,
+        device=device,
         precision=runs.precision,
         about=about,
     )
+
+
+def _recorded_on(call: StoredCall) -> str:
+    """Return the device that made the record: the first that is not the host, if there is one."""
+    devices = [slot.device.partition(":")[0] for slot in call.model.slots]
+    return next((name for name in devices if name not in ("", "cpu", "meta")), "cpu")
 
 
 def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck) -> Runs:

@@ -35,11 +35,17 @@ class Replay:
     """A forward call that was run. `outputs` are its results by slot, changed arguments included, as capture names them.
 
     A number or truth value that comes back instead of tensors is `output.0`, as a tensor. `changed` says which of the
-    outputs are arguments as the call left them.
+    outputs are arguments as the call left them. `saved` are values of outputs that gradients are computed with.
     """
 
     def __init__(
-        self, call: Call, inputs: Mapping[str, torch.Tensor], *, device: str = "cpu", precision: str = "own"
+        self,
+        call: Call,
+        inputs: Mapping[str, torch.Tensor],
+        *,
+        device: str = "cpu",
+        precision: str = "own",
+        saved: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         wide = PRECISIONS[precision]
         function = find_function(call.op)
@@ -58,7 +64,8 @@ class Replay:
         }
         args, kwargs = rebuild_call(call, Rebuilding(working, device, wide))
         versions = {name: tensor._version for name, tensor in working.items()}
-        with _autocast_of(call, device, precision), torch.set_grad_enabled(bool(grads)):
+        self._saved = saved
+        with _autocast_of(call, device, precision), torch.set_grad_enabled(bool(grads)), self._keeping(bool(grads)):
             result = _run(function, args, kwargs)
         self.outputs = _tensors_of(result)
         self.changed: dict[str, str] = {}
@@ -71,6 +78,20 @@ class Replay:
                     self.changed[f"{prefix}{name[5:]}"] = name
         self.outputs |= {name: working[source] for name, source in self.changed.items()}
         _demand_dense(self.outputs)
+
+    def _keeping(self, grads: bool) -> contextlib.AbstractContextManager[Any]:
+        """With `saved`, let a backward use these values of the outputs wherever the forward kept an output for it."""
+        if not self._saved or not grads:
+            return contextlib.nullcontext()
+
+        def unpack(kept: torch.Tensor) -> torch.Tensor:
+            for name, value in (self._saved or {}).items():
+                output = self.outputs.get(name)
+                if output is not None and _is_same(output, kept) and value.shape == kept.shape:
+                    return value.to(kept.dtype).to(kept.device)
+            return kept
+
+        return torch_names.replacing_saved(unpack)
 
     def differentiable(self) -> dict[str, torch.Tensor]:
         """The outputs that gradients can be given for, in order."""
@@ -97,6 +118,10 @@ def stays_on_host(call: Call, name: str) -> bool:
         return True
     devices = {slot.name: slot.device.partition(":")[0] for slot in call.slots}
     return devices.get(name) == "cpu" and bool(set(devices.values()) - {"cpu", "meta"})
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype)
 
 
 def _own_memory(leaf: torch.Tensor) -> torch.Tensor:

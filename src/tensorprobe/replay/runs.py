@@ -56,6 +56,8 @@ class Conditions(NamedTuple):
     data: Data
     standard: str
     variant: str = ""
+    recorded: bool = False
+    """Whether the recorded results are judged, instead of those of a device."""
 
 
 class ReferenceRaised(CannotReplay):
@@ -72,6 +74,9 @@ class DeviceRaised(Exception):
 
 class Runs:
     """All replays of a call with these inputs. `device` is the one under test."""
+
+    saved: Tensors | None = None
+    """Values of outputs that gradients are computed with, where the forward keeps an output for its backward."""
 
     def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
         self._call, self.inputs, self._conditions = call, inputs, conditions
@@ -138,7 +143,8 @@ class Runs:
             torch.manual_seed(seed)
         else:  # to seed every device takes as long as the replay itself
             torch.default_generator.manual_seed(seed)
-        return Replay(self._call.model, self.inputs if inputs is None else inputs, device=device, precision=precision)
+        given = self.inputs if inputs is None else inputs
+        return Replay(self._call.model, given, device=device, precision=precision, saved=self.saved)
 
     def _wide(self) -> Replay | Exception:
         """The reference as wide as the standard wants it; narrower where the op has no such kernel."""
@@ -312,6 +318,10 @@ class Runs:
 
 def prepare(call: StoredCall, conditions: Conditions) -> tuple[Runs, Data]:
     """Return the replays of a call and the data they got: recorded data also where the op cannot use random data."""
+    if conditions.recorded:
+        from tensorprobe.replay.recorded import RecordedRuns  # which is made of this module
+
+        return RecordedRuns(call, make_inputs(call, "real"), conditions), "real"
     try:
         return Runs(call, make_inputs(call, conditions.data), conditions), conditions.data
     except ReferenceRaised:

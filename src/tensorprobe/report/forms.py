@@ -32,22 +32,36 @@ FORMS: dict[str, Form] = {
         {
             "Comparison": "tensorprobe.report.compare_text:render_comparison",
             "Precheck": "tensorprobe.report.precheck_text:render_precheck",
+            "Audit": "tensorprobe.report.audit_text:render_audit",
             "OverflowReport": "tensorprobe.report.overflow_text:render_overflow",
             "OnlineResult": "tensorprobe.report.online_text:render_online",
         },
     ),
     "json": Form(False, {_ANY: "tensorprobe.report.forms:render_json"}),
     "md": Form(False, {"Comparison": "tensorprobe.report.markdown:render_markdown"}),
-    "junit": Form(False, {"Comparison": "tensorprobe.report.junit:render_junit"}),
+    "junit": Form(
+        False,
+        {
+            "Comparison": "tensorprobe.report.junit:render_junit",
+            "Audit": "tensorprobe.report.audit_text:render_audit_junit",
+        },
+    ),
     "github": Form(False, {"Comparison": "tensorprobe.report.github:render_github"}),
     "csv": Form(
         True,
         {
             "Comparison": "tensorprobe.report.table:write_csv",
             "Precheck": "tensorprobe.report.precheck_tables:write_csv",
+            "Audit": "tensorprobe.report.precheck_tables:write_csv",
         },
     ),
-    "parquet": Form(True, {"Comparison": "tensorprobe.report.table:write_parquet"}),
+    "parquet": Form(
+        True,
+        {
+            "Comparison": "tensorprobe.report.table:write_parquet",
+            "Audit": "tensorprobe.report.precheck_tables:write_parquet",
+        },
+    ),
     "xlsx": Form(True, {"Comparison": "tensorprobe.report.xlsx:write_workbook"}),
 }
 

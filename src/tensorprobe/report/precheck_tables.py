@@ -94,6 +94,19 @@ def write_csv(result: Any, path: Path) -> None:
     write_result(result.summary, path)
 
 
+def write_parquet(result: Any, path: Path) -> None:
+    """Write the table of outputs and gradients as Parquet. A figure that a row does not have is null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = list(zip(*detail_rows(result.summary), strict=True)) or [()] * len(DETAIL_COLUMNS)
+    table = {
+        name: [None if cell == "" else cell for cell in column]
+        for name, column in zip(DETAIL_COLUMNS, columns, strict=True)
+    }
+    pq.write_table(pa.table(table), path)
+
+
 def write_details(precheck: Precheck, path: Path) -> None:
     """Write the table of outputs and gradients."""
     _write(path, DETAIL_COLUMNS, detail_rows(precheck))

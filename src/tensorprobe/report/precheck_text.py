@@ -20,7 +20,7 @@ def render_precheck(precheck: Precheck, *, replays: Mapping[str, str] | None = N
     """
     lines = [f"{headline(precheck):<8}  {verdict(precheck)}"]
     lines += _failing(precheck, limit)
-    lines += ["", *_counts(precheck, limit)]
+    lines += ["", *counts(precheck, limit)]
     lines.append(
         f"device {plain(precheck.device)} against the CPU in higher precision, {plain(precheck.data)} data, "
         f"standard {plain(precheck.standard)}, {precheck.elapsed_s:.3g} s"
@@ -40,7 +40,7 @@ def verdict(precheck: Precheck) -> str:
     """What follows the headline."""
     calls = counted(precheck.calls, "call")
     if precheck.exit_code == 1:
-        ops = list(_by_op(precheck))
+        ops = list(by_op(precheck))
         return f"{precheck.failed:,} of {calls} {'fails' if precheck.failed == 1 else 'fail'}, in {counted(len(ops), 'op')}"
     if precheck.exit_code == 0:
         if precheck.skipped:
@@ -49,7 +49,7 @@ def verdict(precheck: Precheck) -> str:
     return f"0 of {calls} could be run" if precheck.calls else "the run has no call that can be run alone"
 
 
-def _by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
+def by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
     """The failing calls of each op, in the order of the record."""
     ops: dict[str, list[CallCheck]] = {}
     for check in precheck.checks:
@@ -61,7 +61,7 @@ def _by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
 def _failing(precheck: Precheck, limit: int) -> list[str]:
     """For each failing op its first call: what failed, by how much, and the line of the user's program."""
     lines = []
-    ops = _by_op(precheck)
+    ops = by_op(precheck)
     for op, checks in list(ops.items())[:limit]:
         first = checks[0]
         inside = inside_module(first.module)
@@ -69,13 +69,13 @@ def _failing(precheck: Precheck, limit: int) -> list[str]:
         total = sum(1 + len(check.equal) for check in checks)
         others = f"   ({total:,} calls of {plain(op)} fail)" if total > 1 else ""
         lines.append(f"  {plain(first.call)}{inside}{source}{others}")
-        lines.append(f"{_MARGIN}{_why(first)}")
+        lines.append(f"{_MARGIN}{why(first)}")
     if len(ops) > limit:
         lines.append(f"  and {counted(len(ops) - limit, 'op')} more")
     return lines
 
 
-def _why(check: CallCheck) -> str:
+def why(check: CallCheck) -> str:
     """The first output or gradient that failed, with its figure against what was allowed; else what the check says."""
     wrong = _first_wrong(check)
     return plain(check.message) if wrong is None else why_failed(wrong)
@@ -96,7 +96,7 @@ def why_failed(checked: Checked) -> str:
     return f"{checked.direction} {plain(checked.slot)} ({dtype} {shape}){inputs}: {error}"
 
 
-def _counts(precheck: Precheck, limit: int) -> list[str]:
+def counts(precheck: Precheck, limit: int) -> list[str]:
     """A small table that adds up: what passed, failed and was skipped, and why."""
     judged = precheck.passed + precheck.failed
     rows = [("passed", precheck.passed), ("failed", precheck.failed), ("skipped", precheck.skipped)]
@@ -128,7 +128,7 @@ def _next(precheck: Precheck, replays: Mapping[str, str]) -> list[str]:
     lines = []
     if precheck.output:
         lines.append(f"Full table: {plain(precheck.output.rstrip('/'))}/{RESULT_FILE}")
-    failing = [check for checks in _by_op(precheck).values() for check in checks]
+    failing = [check for checks in by_op(precheck).values() for check in checks]
     run = shell(precheck.run)
     if failing:
         first = failing[0]

@@ -1,0 +1,88 @@
+"""What a run recorded of one call, judged against the same call recomputed in float64 from its recorded inputs.
+
+In: a recorded call, and its recorded backward if there is one. Out: a row for each recorded output and gradient, as for a
+device under test: here the device is the one that made the record. What was not recorded is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from tensorprobe.model.precheck import Checked
+from tensorprobe.ops import Trait, has
+from tensorprobe.record.stored import StoredCall, StoredSlot
+from tensorprobe.replay.evidence import on_host
+from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.inputs import real
+from tensorprobe.replay.once import Replay
+from tensorprobe.replay.randomness import judge_sample, runs_needed
+from tensorprobe.replay.runs import Conditions, DeviceRaised, Direction, Runs, Tensors, passed_over
+
+
+class RecordedRuns(Runs):
+    """The replays of a call on the CPU. The recorded results take the place of those of a device."""
+
+    def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
+        # An output is often saved for the backward, so gradients are computed from the recorded one: a wrong softmax is
+        # not counted again in its gradient.
+        self.saved = _values(slot for slot in call.slots if slot.side == "output")
+        try:
+            super().__init__(call, inputs, conditions._replace(device="cpu"))
+        except DeviceRaised as found:
+            raise CannotReplay(str(found)) from None
+        recorded = {name: value for name, value in self.saved.items() if name in self.device.outputs}
+        if not recorded:
+            raise CannotReplay("its outputs were not recorded" if self.device.outputs else "it gives no tensor")
+        self.alone = False
+        self.device = _RecordedResults(self.device, recorded)
+
+    def check_backward(self, recorded: StoredCall | None) -> list[Checked]:
+        """Every recorded gradient; nothing without a recorded backward."""
+        if recorded is None:
+            return []
+        assert isinstance(self.device, _RecordedResults)
+        self.device.recorded_gradients = _values(slot for slot in recorded.slots if slot.side == "output")
+        held = {f"output{slot.name[5:]}" for slot in recorded.inputs if slot.has_data}
+        lacking = [name for name in self.device.differentiable() if name not in held]
+        if lacking or not self.device.recorded_gradients:
+            what = f"the gradient of {lacking[0]}" if lacking else "its result"
+            return [passed_over("backward", f"its backward is not judged: {what} was not recorded")]
+        return super().check_backward(recorded)
+
+    def _compare(self, direction: Direction, device: Tensors, reference: Tensors, own: Tensors) -> list[Checked]:
+        known = {name: device[name] for name in device if name in reference}
+        return super()._compare(direction, known, {name: reference[name] for name in known}, own)
+
+    def _check_samples(self) -> list[Checked]:
+        if not has(self._call.op, Trait.RANDOM_EACH):
+            raise CannotReplay("it draws random numbers, and one draw does not show how they are distributed")
+        checked = []
+        for name, drawn in self.device.outputs.items():
+            others = [self.reference]
+            while len(others) < runs_needed(self._call.model, drawn.numel()):
+                others.append(self._replay("cpu", "own", seed=2 * len(others) + 1))
+            here = torch.stack([on_host(run.outputs[name]) for run in others])
+            opinion = judge_sample(self._call.model, self.inputs, drawn[None], here)
+            checked.append(self._row("forward", name, here[0], drawn, opinion, {}, None))
+        return checked
+
+
+class _RecordedResults(Replay):
+    """A replay whose results are those of the record."""
+
+    def __init__(self, replay: Replay, recorded: Tensors) -> None:
+        self._replayed = replay
+        self.outputs, self.changed, self.mutates = recorded, replay.changed, replay.mutates
+        self.recorded_gradients: Tensors = {}
+
+    def differentiable(self) -> dict[str, torch.Tensor]:
+        return self._replayed.differentiable()
+
+    def gradients(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self.recorded_gradients
+
+
+def _values(slots: Iterable[StoredSlot]) -> Tensors:
+    return {slot.name: real(slot) for slot in slots if slot.has_data}

@@ -1,0 +1,194 @@
+"""An audit judges what was recorded: a wrong kernel is named in the run that it spoiled, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tensorprobe
+from tensorprobe.errors import NoData, NotFound, SettingsError
+from tensorprobe.model.precheck import Audit
+from tensorprobe.standard_json import decode
+
+Spoiler = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Wrong(TorchDispatchMode):
+    """A device whose kernel for one op is wrong."""
+
+    def __init__(self, op: str, spoil: Spoiler, *, since: int = 0) -> None:
+        super().__init__()
+        self._op, self._spoil, self._since = op, spoil, since
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if str(func) != f"aten.{self._op}":
+            return result
+        self._since -= 1
+        return result if self._since >= 0 else self._spoil(result)
+
+
+def scaled(result: torch.Tensor) -> torch.Tensor:
+    return result * 1.001
+
+
+class Block(torch.nn.Module):
+    """Enough for a product, a norm, a softmax, dropout and an op in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(F.softmax(F.gelu(self.norm(self.product(x))), -1), 0.25)
+
+
+def record(folder: Path, wrong: TorchDispatchMode | None = None, *, steps: int = 1, **settings: Any) -> Path:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(Block(), Block())
+    with tensorprobe.capture(folder, model=model, in_process=True, **{"level": "api", **settings}) as probe:
+        for _ in range(steps):
+            x = torch.randn(24, 16)
+            if wrong is None:
+                model(x).mul(2).square().sum().backward()
+            else:
+                with wrong:
+                    model(x).mul(2).square().sum().backward()
+            probe.step()
+    return folder
+
+
+def audit(folder: Path, **settings: Any) -> tensorprobe.AuditResult:
+    return tensorprobe.audit(folder, **{"jobs": 0, **settings})
+
+
+def failing(result: tensorprobe.AuditResult) -> list[tuple[str, str, str]]:
+    return [(check.call, check.forward, check.backward) for check in result.failures]
+
+
+def test_every_call_of_a_healthy_run_passes(tmp_path: Path) -> None:
+    result = audit(record(tmp_path / "run"))
+    summary = result.summary
+    assert result.exit_code == 0 and not result.failures and summary.skipped == 0
+    assert summary.calls == summary.passed == 15
+    assert summary.backward_passed == 13
+    assert str(result).splitlines()[0] == "PASSED    15 of 15 calls"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_is_no_fault(tmp_path: Path, dtype: str) -> None:
+    with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+        folder = record(tmp_path / "run")
+    assert not audit(folder).failures
+
+
+def test_a_wrong_softmax_is_named_and_its_backward_is_not(tmp_path: Path) -> None:
+    result = audit(record(tmp_path / "run", Wrong("_softmax.default", scaled)))
+    assert failing(result) == [(f"Functional.softmax.{at}.forward", "fail", "pass") for at in (0, 1)]
+    first = str(result).splitlines()[0]
+    assert first == f"FAILED    2 of {result.summary.calls} calls: Functional.softmax.0 and .1 are off by 1.0e-03"
+    assert result.summary.losses[0].kind == "module"
+    worst = next(loss for loss in result.summary.losses if loss.kind == "call")
+    assert worst.name.startswith("Functional.softmax") and worst.error == pytest.approx(1e-3 / 1.19e-7, rel=0.05)
+
+
+def test_a_wrong_derivative_is_named_as_a_backward(tmp_path: Path) -> None:
+    result = audit(record(tmp_path / "run", Wrong("gelu_backward.default", scaled)))
+    assert failing(result) == [(f"Functional.gelu.{at}.forward", "pass", "fail") for at in (0, 1)]
+    assert "off by 1.0e-03 in backward" in str(result).splitlines()[0]
+
+
+def test_a_fault_that_strikes_once_is_found_where_it_struck(tmp_path: Path) -> None:
+    folder = record(
+        tmp_path / "run", Wrong("native_layer_norm.default", lambda t: (t[0] * 1.001, *t[1:]), since=3), steps=2
+    )
+    assert [(check.call, check.step) for check in audit(folder).failures] == [("Functional.layer_norm.1.forward", 1)]
+    assert not audit(folder, steps=[0]).failures
+
+
+def test_a_dropout_that_forgets_to_scale_is_found(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", Wrong("div_.Scalar", lambda t: t.mul_(0.75)))
+    assert {check.op for check in audit(folder).failures} == {"Functional.dropout"}
+
+
+def test_calls_are_chosen_by_name_module_sample_and_time(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run")
+    assert {check.op for check in audit(folder, calls=["*.gelu.*"]).checks} == {"Functional.gelu"}
+    assert {check.module for check in audit(folder, modules=["1"]).checks} == {"1", "1.norm", "1.product"}
+    assert {check.module for check in audit(folder, modules=["*.norm"]).checks} == {"0.norm", "1.norm"}
+    sampled = audit(folder, sample=0.5)
+    assert 0 < len(sampled.checks) < 15
+    assert [each.call for each in sampled.checks] == [each.call for each in audit(folder, sample=0.5).checks]
+    assert "not in the sample of 0.5" in str(sampled)
+    hurried = audit(folder, budget=1e-9)
+    assert hurried.summary.passed == 1 and hurried.summary.reasons == {"not reached in the time allowed": 14}
+    assert "14 not judged (14: not reached in the time allowed)" in str(hurried).splitlines()[0]
+    with pytest.raises(NotFound):
+        audit(folder, calls=["no_such"])
+    for wrong in ({"sample": 2.0}, {"budget": "soon"}, {"standard": "none"}):
+        with pytest.raises(SettingsError):
+            audit(folder, **wrong)
+
+
+def test_a_run_without_values_cannot_be_audited(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="holds no values"):
+        audit(record(tmp_path / "run", mode="summary"))
+
+
+def test_what_was_not_recorded_is_not_judged(tmp_path: Path) -> None:
+    result = audit(record(tmp_path / "run", directions=["forward"]))
+    assert result.exit_code == 0 and result.summary.backward_passed == result.summary.skipped == 0
+    inputs = audit(record(tmp_path / "inputs", sides=["input"]))
+    assert inputs.exit_code == 2 and "its outputs were not recorded" in str(inputs).splitlines()[0]
+
+
+def test_modules_alone_are_not_audited_and_the_answer_says_so(tmp_path: Path) -> None:
+    result = audit(record(tmp_path / "run", level="module"))
+    assert result.exit_code == 2 and "of a module not audited as a whole" in str(result)
+    mixed = audit(record(tmp_path / "mix", Wrong("_softmax.default", scaled), level="mix"))
+    assert {check.op for check in mixed.failures} == {"Functional.softmax"}
+
+
+def test_calls_with_equal_inputs_and_other_results_are_judged_apart(tmp_path: Path) -> None:
+    x = torch.randn(8, 8)
+    with (
+        tensorprobe.capture(tmp_path / "run", level="api", in_process=True),
+        Wrong("_softmax.default", scaled, since=2),
+    ):
+        for _ in range(4):
+            F.softmax(x, -1)
+    result = audit(tmp_path / "run")
+    assert [(check.call, len(check.equal), check.forward) for check in result.checks] == [
+        ("Functional.softmax.0.forward", 1, "pass"),
+        ("Functional.softmax.2.forward", 1, "fail"),
+    ]
+
+
+@pytest.mark.process
+def test_files_are_written_and_a_script_passes_on_a_right_device(tmp_path: Path) -> None:
+    folder, out = record(tmp_path / "run", Wrong("_softmax.default", scaled)), tmp_path / "out"
+    result = tensorprobe.audit(folder, jobs=2, out=out, save_failures=True)
+    assert len(result.failures) == len(result.replays) == 2
+    assert decode((out / "summary.json").read_bytes(), Audit, what="the summary") == result.summary
+    result.save(tmp_path / "rows.parquet", "parquet")
+    rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert {row["Npu Name"] for row in rows if row["Pass"] == "False"} == {
+        f"Functional.softmax.{at}.forward.output.0" for at in (0, 1)
+    }
+    cases = ElementTree.fromstring(result.render("junit")).findall("testcase")
+    assert [case.get("name") for case in cases if case.find("failure") is not None] == list(result.replays)
+    script = next(iter(result.replays.values()))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((out / "summary.json").read_text())["exit_code"] == 1
