@@ -12,6 +12,7 @@ import pytest
 
 from tensorprobe.errors import CannotCompare, NothingPaired
 from tensorprobe.legacy.compared import comparing
+from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgSegment
 from tensorprobe.legacy.ptdbg.compare import COLUMNS, compare
 from tests.builders import runs as made_runs
 from tests.builders.ptdbg import stack, tensor, write_rank
@@ -72,6 +73,19 @@ def test_identical_dumps_are_yes_in_every_row(caplog: pytest.LogCaptureFixture) 
     assert advice()[:3] == ["Line: NA", "Suspect Nodes: NA", "Expert Advice: NA"]
     assert "AGREES" in caplog.text
     assert "tensorprobe compare bench/bench_dump.pkl npu/npu_dump.pkl" in caplog.text
+
+
+def test_each_dump_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[str] = []
+    read = PtdbgSegment._read_lines
+
+    def counted(segment: PtdbgSegment) -> Any:
+        passes.append(str(segment._pkl))
+        return read(segment)
+
+    monkeypatch.setattr(PtdbgSegment, "_read_lines", counted)
+    assert compared(tensors(), tensors())
+    assert len(passes) == len({*passes}) == 2
 
 
 def test_the_row_says_what_the_pkl_says() -> None:

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import tensorprobe
 from tensorprobe.cli.main import app
 from tensorprobe.errors import NoData, RunDamaged, RunError, RunNotFound, SettingsError, TensorDamaged
+from tensorprobe.legacy.layouts.ptdbg_lines import TensorLine
 from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgSegment
 from tensorprobe.legacy.layouts.ptdbg_reader import open_run as open_dump
-from tensorprobe.record import export_run, open_run
+from tensorprobe.record import Damage, Run, export_run, open_run
 from tests.builders import runs as made_runs
 from tests.builders.ptdbg import Line, bare, number, stack, tensor, write_dump, write_rank
 
@@ -216,33 +217,31 @@ def test_blank_lines_bare_nan_and_lines_without_statistics(tmp_path: Path) -> No
     assert [slot.summary is None for slot in call.slots] == [True, True, True, False]
     np.testing.assert_array_equal(call.slots[1].numpy(), broken)
     assert run.damage(0, 0) == []
+    lines = _lines_of(run)["Torch.mm.0.forward"]
+    third = lines[2]
+    assert (third.name, third.dtype, third.shape_text) == ("Torch_mm_0_forward_input.2", "torch.float32", "[4, 6]")
+    assert third.statistics is not None and third.statistics[0] == math.inf
+    assert lines[0].statistics is None
+
+
+def _lines_of(run: Run) -> dict[str, tuple[TensorLine, ...]]:
     segment = run.segment(0, 0)
     assert isinstance(segment, PtdbgSegment)
-    name, dtype, shape, statistics = segment.spelled("Torch.mm.0.forward", 0, "input.2")
-    assert (name, dtype, shape) == ("Torch_mm_0_forward_input.2", "torch.float32", "[4, 6]")
-    assert statistics[0] == math.inf
-    assert segment.spelled("Torch.mm.0.forward", 0, "input.0")[3] is None
-    assert segment.spelled("Torch.mm.0.forward", 0, "input.9") is None
-    assert segment.spelled("Torch.mm.1.forward", 0, "input.0") is None
+    calls = [item[1] for item in segment.calls() if not isinstance(item, Damage)]
+    assert [segment.call_at(entry) for entry in segment.index().entries] == calls
+    return {call.name: call.lines for call in calls}
 
 
 def test_what_the_pkl_itself_says(tmp_path: Path) -> None:
     lines = [number("Torch_add_0_forward_input.0", 2), *net(), number("Torch_add_1_forward_input.0", 3)]
-    segment = open_run(write_dump(tmp_path / "d_v1.0", lines)).segment(0, 0)
-    assert isinstance(segment, PtdbgSegment)
-    assert segment.spelled("Torch.add.1.forward", 0, "input.0") == (
-        "Torch_add_1_forward_input.0",
-        "<class 'int'>",
-        "[]",
-        (3.0, 3.0, 3.0),
-    )
-    said = segment.spelled("Tensor.mul.0.forward", 0, "output.0")
-    assert said is not None
-    assert said[:3] == ("Tensor_mul_0_forward_output", "torch.float32", "[4, 6]")
-    for _, call in segment.calls():
-        for slot in call.slots:
-            spelled = segment.spelled(call.name, call.repeat, slot.name)
-            assert spelled is not None and spelled[0].startswith(call.name.replace(".", "_"))
+    held = _lines_of(open_run(write_dump(tmp_path / "d_v1.0", lines)))
+    (only,) = held["Torch.add.1.forward"]
+    assert (only.name, only.dtype, only.shape_text) == ("Torch_add_1_forward_input.0", "<class 'int'>", "[]")
+    assert only.statistics == (3.0, 3.0, 3.0)
+    output = held["Tensor.mul.0.forward"][-1]
+    assert (output.name, output.dtype, output.shape_text) == ("Tensor_mul_0_forward_output", "torch.float32", "[4, 6]")
+    for call, said in held.items():
+        assert said and all(line.name.startswith(call.replace(".", "_")) for line in said)
 
 
 def test_call_that_is_met_again_has_the_next_repeat(tmp_path: Path) -> None:

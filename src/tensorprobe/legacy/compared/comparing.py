@@ -20,7 +20,17 @@ from tensorprobe.engine.comparison import compare as compare_runs
 from tensorprobe.engine.result import Result
 from tensorprobe.errors import CannotCompare, SettingsError, UnknownSetting, did_you_mean
 from tensorprobe.legacy.compared.analysis import Analysis, analyse
-from tensorprobe.legacy.compared.tables import MESSAGE, Paired, StackOf, StackTexts, Table, TableStyle, join, read_lines
+from tensorprobe.legacy.compared.tables import (
+    MESSAGE,
+    Paired,
+    StackOf,
+    StackTexts,
+    Table,
+    TableStyle,
+    join,
+    listed,
+    read_lines,
+)
 from tensorprobe.record import Run
 from tensorprobe.record.run import ranges
 from tensorprobe.report import wording
@@ -88,7 +98,8 @@ class Compared:
 
     @classmethod
     def of(cls, npu: Run, bench: Run, wish: Wish, style: TableStyle, *, jobs: int = 1) -> Compared:
-        """Compare them; errors are those of tensorprobe."""
+        """Compare them; errors are those of tensorprobe. In one process each dump is read once."""
+        npu, bench = listed(npu, style.spell), listed(bench, style.spell)
         result = compare_runs(bench, npu, policy=style.policy, fuzzy=wish.fuzzy_match, jobs=jobs)
         return cls(npu, bench, result, wish, style, timestamp())
 
@@ -98,9 +109,7 @@ class Compared:
         `stack` finds stacks where the run itself does not have them.
         """
         style, wish = self.style, self.wish
-        npu, bench = (
-            read_lines(run, *place, style.spell_for) for run, place in zip((self.npu, self.bench), places, strict=True)
-        )
+        npu, bench = read_lines(self.npu, *places[0]), read_lines(self.bench, *places[1])
         paired = Paired(
             npu, bench, self._rows(*places[1]), bases=style.bases, files=style.files, remarks=self._remarks(*places[1])
         )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.legacy.layouts.msprobe_reader import MsprobeSegment
-from tensorprobe.model import Call, Slot, Stack
+from tensorprobe.model import Call, Stack
 from tensorprobe.record import Damage, Run
 from tensorprobe.record.run import Segment
 
@@ -50,7 +52,7 @@ class TableStyle:
     """Titles of columns with numbers and our own words; nothing in them comes from a dump."""
     logged: tuple[str, ...]
     """Titles of columns that a line of the log says of its row."""
-    spell_for: Callable[[Segment], Spell]
+    spell: Spell
     lay_out: Callable[[Paired, StackOf | None], Columns]
     bases: Sequence[str] = BY_VALUES
     files: str = ".npy"
@@ -115,39 +117,66 @@ class Lines:
     def __len__(self) -> int:
         return len(self.key)
 
-
-def read_lines(run: Run, step: int, rank: int, spell_for: Callable[[Segment], Spell]) -> Lines:
-    """Every tensor that the run has for that step and rank."""
-    segment = run.segment(step, rank)
-    spell, file_of = spell_for(segment), _file_names(segment)
-    lines = Lines()
-    sizes: dict[tuple[int, ...], int] = {}
-    for number, item in enumerate(segment.calls()):
-        if isinstance(item, Damage):
-            lines.damaged += 1
-            continue
-        call = item[1]
+    def add(self, number: int, call: Call, spell: Spell, file_of: Callable[[int], str] | None) -> None:
+        """Add the tensors of a call. `file_of` gives the name of the file with the values at an offset."""
         for slot, (name, dtype, shape, statistics) in zip(call.slots, spell(call), strict=True):
-            lines.key.append((call.name, call.repeat, slot.name))
-            lines.call.append(number)
-            lines.name.append(name)
-            lines.dtype.append(dtype)
-            lines.shape.append(shape)
-            if slot.shape not in sizes:
-                sizes[slot.shape] = slot.count
-            lines.elements.append(sizes[slot.shape])
-            lines.statistics.append(statistics)
-            lines.digest.append(slot.digest)
-            lines.file.append(file_of(slot))
-            lines.has_values.append(slot.has_data)
-            lines.stack.append(call.stack)
-    return lines
+            self.key.append((call.name, call.repeat, slot.name))
+            self.call.append(number)
+            self.name.append(name)
+            self.dtype.append(dtype)
+            self.shape.append(shape)
+            self.elements.append(slot.count)
+            self.statistics.append(statistics)
+            self.digest.append(slot.digest)
+            self.file.append("" if file_of is None or slot.offset is None else file_of(slot.offset))
+            self.has_values.append(slot.has_data)
+            self.stack.append(call.stack)
 
 
-def _file_names(segment: Segment) -> Callable[[Slot], str]:
-    if not isinstance(segment, MsprobeSegment):
-        return lambda _: ""
-    return lambda slot: "" if slot.offset is None else segment.file_of(slot.offset)
+class ListedSegment:
+    """A segment that notes its lines while the comparison reads it, so that the table need not read it again.
+
+    Copies share the lines: the comparison works on a copy.
+    """
+
+    def __init__(self, segment: Segment, spell: Spell, read: list[Lines] | None = None) -> None:
+        self._segment, self._spell = segment, spell
+        self._read: list[Lines] = [] if read is None else read
+
+    def __copy__(self) -> ListedSegment:
+        return ListedSegment(copy(self._segment), self._spell, self._read)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._segment, name)
+
+    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
+        """Each call, as the segment gives it."""
+        file_of = self._segment.file_of if isinstance(self._segment, MsprobeSegment) else None
+        lines = Lines()
+        for number, item in enumerate(self._segment.calls()):
+            if isinstance(item, Damage):
+                lines.damaged += 1
+            else:
+                lines.add(number, item[1], self._spell, file_of)
+            yield item
+        self._read[:] = [lines]
+
+    def lines(self) -> Lines:
+        """Return every tensor. The segment is read now if nobody has read all of it before."""
+        if not self._read:
+            deque(self.calls(), maxlen=0)
+        return self._read[0]
+
+
+def listed(run: Run, spell: Spell) -> Run:
+    """Return the run with segments that note their lines."""
+    segments = {key: cast(Segment, ListedSegment(run.segment(*key), spell)) for key in run.segments()}
+    return Run(run.path, run.manifest, run.parts, segments, data=run.data, one_rank=run.one_rank)
+
+
+def read_lines(run: Run, step: int, rank: int) -> Lines:
+    """Return every tensor that a listed run has for that step and rank."""
+    return cast(ListedSegment, run.segment(step, rank)).lines()
 
 
 class StackTexts:

@@ -165,8 +165,11 @@ def _look(pkl: DumpPath) -> tuple[bytes, float]:
         os.close(descriptor)
 
 
-Spelled = tuple[str, str, str, Statistics | None]
-"""Name, dtype, shape and statistics of a tensor, as the pkl itself has them."""
+class PtdbgCall(Call, frozen=True, kw_only=True):
+    """A call together with the lines of the pkl that it was read from, one for each slot."""
+
+    lines: tuple[TensorLine, ...]
+
 
 _NUMBERS = {
     "<class 'int'>": "int64",
@@ -199,20 +202,22 @@ class _Group:
         self.call, self.line, self.start, self.end = name.call, line, start, start
         self.prefix = text.removesuffix(_tail(name, text))
         self.slots: dict[str, Slot] = {}
-        self.lines: dict[str, TensorLine] = {}
+        self.lines: list[TensorLine] = []
         self.stack: int | None = None
 
     def has(self, name: LineName) -> bool:
         """Whether such a line is here already; then it belongs to the next call of that name."""
         return name.slot in self.slots if name.slot else self.stack is not None
 
-    def spelled(self, slot: str) -> Spelled | None:
-        line = self.lines.get(slot)
-        return None if line is None else (line.name, line.dtype, line.shape_text, line.statistics)
-
-    def as_call(self, repeat: int) -> Call:
-        slots = tuple(self.slots.values())
-        return Call(name=self.call, level=Level.of(self.call), stack=self.stack, repeat=repeat, slots=slots)
+    def as_call(self, repeat: int) -> PtdbgCall:
+        return PtdbgCall(
+            name=self.call,
+            level=Level.of(self.call),
+            stack=self.stack,
+            repeat=repeat,
+            slots=tuple(self.slots.values()),
+            lines=tuple(self.lines),
+        )
 
 
 class PtdbgSegment:
@@ -221,7 +226,6 @@ class PtdbgSegment:
     def __init__(self, pkl: DumpPath, data: DumpPath | None) -> None:
         self._pkl, self._has_data = pkl, data is not None
         self._index: Index | None = None
-        self._entries: dict[tuple[str, int], Entry] = {}
         self._places = array("q")
         self._files: dict[int, str] = {}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
@@ -229,7 +233,6 @@ class PtdbgSegment:
         self._summaries: dict[Statistics, Summary] = {}
         self._tails: dict[str, str] = {}
         self._dtypes: dict[str, tuple[str, int]] = {}
-        self._spoken: tuple[_Group, int] | None = None
         self._npy = None if data is None else NpySource(data.root, data.parts, self._file_of)
         self.source: ByteSource = self._npy or _NoValues()
 
@@ -247,17 +250,16 @@ class PtdbgSegment:
             self._index, self._places = Index(entries, damage), places
         return self._index
 
-    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
+    def calls(self) -> Iterator[tuple[int, PtdbgCall] | Damage]:
         """Each call with its first line from 0; a Damage for each line that cannot be read, behind its call."""
         for item in self._numbered():
             if isinstance(item, Damage):
                 yield item
             else:
                 group, repeat = item
-                self._spoken = (group, repeat)
                 yield group.line, group.as_call(repeat)
 
-    def call_at(self, entry: Entry) -> Call:
+    def call_at(self, entry: Entry) -> PtdbgCall:
         """The one call of an index entry, read alone; RunDamaged when the file has changed since."""
         return self._group_at(entry).as_call(entry.repeat)
 
@@ -275,17 +277,6 @@ class PtdbgSegment:
     def size_bytes(self) -> int:
         """The size of the `.npy` files, 0 when there are none."""
         return 0 if self._npy is None else self._npy.size_bytes()
-
-    def spelled(self, call: str, repeat: int, slot: str) -> Spelled | None:
-        """What the pkl itself says of a tensor: name of the line, dtype, shape and statistics; None for an unknown one."""
-        if self._spoken is None or self._spoken[0].call != call or self._spoken[1] != repeat:
-            if not self._entries:
-                self._entries = {(entry.name, entry.repeat): entry for entry in self.index().entries}
-            found = self._entries.get((call, repeat))
-            if found is None:
-                return None
-            self._spoken = (self._group_at(found), repeat)
-        return self._spoken[0].spelled(slot)
 
     def _group_at(self, entry: Entry) -> _Group:
         position = bisect_left(self.index().entries, entry.line, key=lambda held: held.line)
@@ -354,7 +345,7 @@ class PtdbgSegment:
         group.end = start + len(raw)
         if isinstance(line, TensorLine) and slot is not None:
             group.slots[name.slot] = slot
-            group.lines[name.slot] = line
+            group.lines.append(line)
             if self._has_data:
                 self._files[number] = line.name
         elif isinstance(line, StackLine):

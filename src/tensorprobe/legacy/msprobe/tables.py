@@ -21,7 +21,6 @@ from tensorprobe.legacy.compared.tables import (
     Columns,
     Lines,
     Paired,
-    Spell,
     Spelled,
     StackOf,
     Statistics,
@@ -31,14 +30,8 @@ from tensorprobe.legacy.compared.tables import (
 from tensorprobe.legacy.msprobe import logger
 from tensorprobe.model import Call, Summary
 from tensorprobe.record import Damage, Run
-from tensorprobe.record.run import Segment
 
 GRADIENTS = ".parameters_grad"
-
-
-def spell_for(_: Segment) -> Spell:
-    """One rule for all layouts."""
-    return _spell
 
 
 def _spell(call: Call) -> list[Spelled]:
@@ -205,7 +198,7 @@ TENSOR = TableStyle(
     bad=("No",),
     figures=(*_ERRORS, *_SUMMARIES),
     logged=("Cosine", "MaxAbsErr"),
-    spell_for=spell_for,
+    spell=_spell,
     lay_out=_lay_out_tensors,
     files=".pt, .npy",
 )
@@ -219,7 +212,7 @@ STATISTICS = TableStyle(
     bad=("error", "warning"),
     figures=(*_DIFFERENCES, *_RELATIVE, *_SUMMARIES),
     logged=_DIFFERENCES,
-    spell_for=spell_for,
+    spell=_spell,
     lay_out=_lay_out_statistics,
     bases=("values", "digest", "statistics"),
     files="",
@@ -234,7 +227,7 @@ DIGEST = TableStyle(
     bad=("Different",),
     figures=(),
     logged=_DIGESTS,
-    spell_for=spell_for,
+    spell=_spell,
     lay_out=_lay_out_digests,
     bases=("values", "digest", "statistics", "none"),
     files="",

@@ -33,17 +33,15 @@ from tensorprobe.legacy.compared.tables import (
     Columns,
     Lines,
     Paired,
-    Spell,
     Spelled,
     StackOf,
     TableStyle,
 )
 from tensorprobe.legacy.layouts.ptdbg_lines import write_line_name
-from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgSegment
+from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgCall
 from tensorprobe.legacy.ptdbg import logger, speak
 from tensorprobe.model import Call
 from tensorprobe.record import open_run
-from tensorprobe.record.run import Segment
 from tensorprobe.text import plain
 
 
@@ -261,23 +259,10 @@ def _statistic(lines: Lines, at: int) -> list[float | str]:
     return [NOTHING if held is None else held[at] for held in lines.statistics]
 
 
-def spell_for(segment: Segment) -> Spell:
-    """The lines of a call of that segment."""
-    return _as_in_the_pkl(segment) if isinstance(segment, PtdbgSegment) else _by_rule
-
-
-def _as_in_the_pkl(segment: PtdbgSegment) -> Spell:
-    def spell(call: Call) -> list[Spelled]:
-        written = [segment.spelled(call.name, call.repeat, slot.name) for slot in call.slots]
-        if None in written:
-            return [held or rule for held, rule in zip(written, _by_rule(call), strict=True)]
-        return written  # type: ignore[return-value]
-
-    return spell
-
-
-def _by_rule(call: Call) -> list[Spelled]:
-    """The lines of a call as ptdbg_ascend would have written them."""
+def _spell(call: Call) -> list[Spelled]:
+    """Return the lines of a call: those of its pkl, or for another layout what ptdbg_ascend would have written."""
+    if isinstance(call, PtdbgCall):
+        return [(line.name, line.dtype, line.shape_text, line.statistics) for line in call.lines]
     # What a call has written into its arguments is nothing that it gave back.
     given_back = [slot for slot in call.slots if slot.side == "output" and not slot.name.startswith("output.changed")]
     single = len(given_back) == 1
@@ -303,6 +288,6 @@ STYLE = TableStyle(
     bad=("No",),
     figures=COLUMNS[6:14],
     logged=("Cosine", "MaxAbsErr"),
-    spell_for=spell_for,
+    spell=_spell,
     lay_out=_lay_out,
 )

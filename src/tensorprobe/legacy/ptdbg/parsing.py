@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tensorprobe.errors import NotFound, SettingsError, nearest
 from tensorprobe.legacy.layouts import ptdbg_reader
-from tensorprobe.legacy.layouts.ptdbg_reader import Spelled
+from tensorprobe.legacy.layouts.ptdbg_lines import TensorLine
 from tensorprobe.legacy.ptdbg import logger, speak
 from tensorprobe.model import Stack
 from tensorprobe.ops.names import underscored
@@ -28,7 +28,7 @@ _MOST_NAMES = 20_000
 class _Found(NamedTuple):
     call: str
     stack: Stack | None
-    lines: list[Spelled]
+    lines: list[TensorLine]
 
 
 def parse(pkl_file: str | os.PathLike[str], module_name_prefix: str) -> None:
@@ -68,10 +68,9 @@ def _read(pkl: Path, wanted: str, seen: dict[str, None]) -> Iterator[_Found]:
             continue
         call = item[1]
         name = underscored(call.name)
-        spelled = (segment.spelled(call.name, call.repeat, slot.name) for slot in call.slots)
-        lines = [line for line in spelled if line is not None]
+        lines = list(call.lines)
         if name != wanted and not name.startswith(f"{wanted}_"):
-            lines = [line for line in lines if line[0] == wanted or line[0].startswith(f"{wanted}.")]
+            lines = [line for line in lines if line.name == wanted or line.name.startswith(f"{wanted}.")]
             if not lines:
                 if len(seen) < _MOST_NAMES:
                     seen[name] = None
@@ -93,10 +92,9 @@ def _render(found: _Found) -> str:
     return "\n".join(text)
 
 
-def _cells(line: Spelled) -> tuple[str, ...]:
-    name, dtype, shape, statistics = line
-    numbers = ["N/A"] * 3 if statistics is None else [f"{value:.6g}" for value in statistics]
-    return (plain(name), plain(dtype), plain(shape), *numbers)
+def _cells(line: TensorLine) -> tuple[str, ...]:
+    numbers = ["N/A"] * 3 if line.statistics is None else [f"{value:.6g}" for value in line.statistics]
+    return (plain(line.name), plain(line.dtype), plain(line.shape_text), *numbers)
 
 
 def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
