@@ -15,8 +15,7 @@ import torch.nn.functional as F
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
 from tensorprobe.legacy.layouts.checker_reader import open_checker, open_checker_files
-from tensorprobe.legacy.layouts.checker_recording import finish_recording, recording_folder
-from tensorprobe.legacy.layouts.checker_writer import write_checker
+from tensorprobe.legacy.layouts.checker_writer import finish_recording, recording_folder, write_checker
 from tensorprobe.model import Slot
 from tensorprobe.record import Run, open_run
 from tensorprobe.replay.inputs import draw

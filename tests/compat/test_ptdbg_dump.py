@@ -330,13 +330,13 @@ def test_an_api_that_torch_does_not_have_is_told_at_once_and_at_the_end(caplog: 
 
 def test_a_name_that_cannot_be_a_file_stays_inside_the_folder(tmp_path: Path) -> None:
     from tensorprobe.legacy.layouts.dump_files import DumpFiles
-    from tensorprobe.legacy.layouts.forms import PtdbgForm, make_place
+    from tensorprobe.legacy.layouts.targets import PtdbgTarget, prepare_target
     from tensorprobe.model.event import Event, SlotEvent
     from tensorprobe.numerics.summary import Moments
     from tensorprobe.record.step_files import Stored
 
-    form = PtdbgForm(str(tmp_path / "d" / "x.pkl"), str(tmp_path / "d" / "x"))
-    make_place(form)
+    form = PtdbgTarget(str(tmp_path / "d" / "x.pkl"), str(tmp_path / "d" / "x"))
+    prepare_target(form)
     files = DumpFiles(form, 0)
     slots, stored = [], []
     for key in ("../../../escaped", "a/b", "a_b", "n" * 400):

@@ -18,7 +18,7 @@ from torch import nn
 
 import ptdbg_ascend as ptdbg
 from tensorprobe.errors import CaptureIncomplete, RunExists
-from tensorprobe.legacy.layouts import forms
+from tensorprobe.legacy.layouts import targets
 from tensorprobe.legacy.ptdbg import acl
 from tests.builders.ptdbg import Line, tensor, write_dump
 from tests.compat.reading import read_dump
@@ -33,7 +33,7 @@ def begin(**switch: object) -> None:
 
 
 def test_two_processes_do_not_write_into_one_dump(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(targets, "_PATIENCE_S", 0.0)
     begin()
     torch.ones(2).add(1)
     ptdbg.set_dump_switch("OFF")

@@ -16,10 +16,16 @@ import pytest
 import torch
 
 from tensorprobe.errors import RunDamaged, RunExists
-from tensorprobe.legacy.layouts.forms import MsprobeForm, make_place
-from tensorprobe.legacy.layouts.msprobe_writer_entries import argument_entry, backward_entry, tensor_entry
-from tensorprobe.legacy.layouts.msprobe_writer_json import GrowingObject, as_number, object_text
-from tensorprobe.legacy.layouts.msprobe_writer_pt import frame_tensor
+from tensorprobe.legacy.layouts.msprobe_json import (
+    GrowingObject,
+    argument_entry,
+    as_number,
+    backward_entry,
+    object_text,
+    tensor_entry,
+)
+from tensorprobe.legacy.layouts.pt_writer import frame_tensor
+from tensorprobe.legacy.layouts.targets import MsprobeTarget, prepare_target
 from tensorprobe.model import DTYPES
 from tensorprobe.model.event import SlotEvent
 from tensorprobe.numerics.summary import Moments
@@ -45,7 +51,7 @@ def strict(path: Path) -> Any:
 def test_a_written_pt_file_is_one_of_torch(dtype: str, tmp_path: Path) -> None:
     for number, shape in enumerate(SHAPES if dtype == "float32" else SHAPES[:3]):
         content = numpy.random.default_rng(0).integers(0, 2, (*shape, DTYPES[dtype].itemsize), numpy.uint8).tobytes()
-        frame = frame_tensor(dtype, shape, checksum=zlib.crc32(content), room=64 if number % 2 else 4096)
+        frame = frame_tensor(dtype, shape, checksum=zlib.crc32(content), multiple=64 if number % 2 else 4096)
         path = tmp_path / f"{number}.pt"
         path.write_bytes(frame.head + content + frame.tail)
         loaded = torch.load(path, weights_only=True)
@@ -61,7 +67,7 @@ def test_a_written_pt_file_is_the_text_that_torch_writes(tmp_path: Path) -> None
     for shape in SHAPES:
         tensor = torch.zeros(shape)
         torch.save(tensor, tmp_path / "theirs.pt")
-        frame = frame_tensor("float32", shape, checksum=0, room=64)
+        frame = frame_tensor("float32", shape, checksum=0, multiple=64)
         (tmp_path / "ours.pt").write_bytes(frame.head + bytes(tensor.nbytes) + frame.tail)
         theirs, ours = (zipfile.ZipFile(tmp_path / f"{name}.pt").read for name in ("theirs", "ours"))
         assert ours("archive/data.pkl") == theirs("theirs/data.pkl")
@@ -179,8 +185,8 @@ def test_places_become_lists_and_keys_become_objects() -> None:
 
 
 def write_dump(folder: Path, count: int, **fields: Any) -> RunWriter:
-    form = MsprobeForm(str(folder), "tensor", "L1", **{"values": "pt", **fields})
-    options, lock = msgspec.to_builtins(form), make_place(form)
+    form = MsprobeTarget(str(folder), "tensor", "L1", **{"values": "pt", **fields})
+    options, lock = msgspec.to_builtins(form), prepare_target(form)
     writer = RunWriter(folder, 0, keep_data=True, in_process=True, layout="msprobe", layout_options=options, lock=lock)
     writer.stack(0, [(__file__, 1, "here")])
     first = 0 if not form.continued else count
@@ -240,7 +246,7 @@ def test_files_that_are_no_dump_s_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "dump_tensor_data").mkdir()
     (tmp_path / "dump_tensor_data" / "notes.txt").write_text("mine")
     with pytest.raises(RunExists, match=r"notes\.txt"):
-        make_place(MsprobeForm(str(tmp_path), "tensor", "L1", values="pt"))
+        prepare_target(MsprobeTarget(str(tmp_path), "tensor", "L1", values="pt"))
 
 
 def test_a_file_that_cannot_be_written_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tensorprobe.errors import SettingsError, TensorprobeError
 from tensorprobe.legacy.checker import logger, speak
 from tensorprobe.legacy.checker.config import msCheckerConfig
-from tensorprobe.legacy.layouts.checker_recording import Guard, finish_recording, recording_folder
+from tensorprobe.legacy.layouts.checker_writer import Guard, finish_recording, recording_folder
 from tensorprobe.taps import Probe
 from tensorprobe.taps.step_taps import LoaderTap
 

@@ -27,7 +27,7 @@ from tensorprobe.errors import SettingsError, TensorprobeError
 from tensorprobe.legacy.checker import logger, speak
 from tensorprobe.legacy.checker.config import msCheckerConfig
 from tensorprobe.legacy.layouts.checker_reader import open_checker, open_checker_files
-from tensorprobe.legacy.layouts.checker_recording import find_unfinished, finish_recording
+from tensorprobe.legacy.layouts.checker_writer import find_unfinished, finish_recording
 from tensorprobe.model.precheck import Precheck
 from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record import Run

@@ -1,7 +1,7 @@
-"""Dumps in the older layouts, written by the recorder: a .npy for each tensor, and for ptdbg_ascend a pkl of JSON lines.
+"""Writes dumps in the older layouts: a .npy for each tensor, and for ptdbg_ascend a pkl of JSON lines.
 
-A line is written after the files it names. No failure of the disk is raised from here: it is counted and told in the
-coverage. Calls that the layout has no name for (recomputed ones) are counted as well.
+A line is written after the file it names. Disk errors are counted and reported in the coverage, never raised. Calls that
+the layout has no name for (recomputed ones) are counted as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ import msgspec
 import numpy
 
 from tensorprobe.errors import TensorDamaged
-from tensorprobe.legacy.layouts.forms import AclForm, Form, PtdbgForm
-from tensorprobe.legacy.layouts.held_tensors import HeldTensors
+from tensorprobe.legacy.layouts.buffers import Buffer, HeldTensors, header_multiple
 from tensorprobe.legacy.layouts.ptdbg_lines import stack_line_name, write_line_name
-from tensorprobe.legacy.layouts.rooms import Room, header_room
+from tensorprobe.legacy.layouts.targets import KernelTarget, PtdbgTarget, Target
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.dtypes import NUMPY_NAMES
 from tensorprobe.model.event import Event, SlotEvent
@@ -48,11 +47,11 @@ Slots = list[tuple[SlotEvent, Stored | None]]
 
 
 class DumpFiles:
-    """Where the recorder puts calls of a dump; `tensors` holds the bytes until then. One rank, one step."""
+    """Writes the calls of one rank and step; `tensors` holds their bytes until the call arrives."""
 
-    def __init__(self, form: Form, rank: int) -> None:
+    def __init__(self, target: Target, rank: int) -> None:
         self.tensors = HeldTensors()
-        self._form = form
+        self._target = target
         self._rank = rank
         self._lines: list[str] = []
         self._stacks: dict[int, list[list[str]]] = {}
@@ -68,7 +67,7 @@ class DumpFiles:
         self._nameless_calls = 0
 
     def step(self, step: int) -> None:
-        """A dump knows no steps."""
+        """Do nothing: a dump has no steps."""
 
     def stack(self, note: StackNote) -> None:
         """Remember a stack for the calls that will name it."""
@@ -78,7 +77,7 @@ class DumpFiles:
         """Write the tensors of a call, then note its lines."""
         slots = list(zip(event.slots, stored, strict=True))
         try:
-            if event.repeat and not isinstance(self._form, AclForm):
+            if event.repeat and not isinstance(self._target, KernelTarget):
                 self._nameless_calls += 1
             else:
                 self._write(event, slots)
@@ -90,16 +89,16 @@ class DumpFiles:
     def flush(self) -> None:
         """Write the lines that wait."""
         lines, self._lines = self._lines, []
-        if not lines or not isinstance(self._form, PtdbgForm):
+        if not lines or not isinstance(self._target, PtdbgTarget):
             return
         try:
             if self._pkl == -1:
-                self._pkl = os.open(self._form.pkl, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._pkl = os.open(self._target.pkl, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             data = ("\n".join(lines) + "\n").encode()
             write_all(self._pkl, data)
             self._pkl_size += len(data)
         except OSError as error:
-            self._failures[f"{Path(self._form.pkl).name}: {error.strerror or error}"] += 1
+            self._failures[f"{Path(self._target.pkl).name}: {error.strerror or error}"] += 1
             self._lost_calls += self._waiting_calls
             self._cut_torn_line()
         self._waiting_calls = 0
@@ -111,7 +110,7 @@ class DumpFiles:
                 os.lseek(self._pkl, self._pkl_size, os.SEEK_SET)
 
     def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
-        """Write everything out; what became of it comes back when the trainer ended in good order."""
+        """Write everything out. Return what was written, or None if the trainer did not end properly."""
         self.flush()
         self._close()
         if closing is None:
@@ -128,45 +127,50 @@ class DumpFiles:
             self._pkl = -1
 
     def _write(self, event: Event, slots: Slots) -> None:
-        if isinstance(self._form, AclForm):
-            self._write_kernel(self._form, event, slots)
-        elif isinstance(self._form, PtdbgForm):
-            self._write_call(self._form, event, slots)
+        if isinstance(self._target, KernelTarget):
+            self._write_kernel(self._target, event, slots)
+        elif isinstance(self._target, PtdbgTarget):
+            self._write_call(self._target, event, slots)
 
-    def _write_call(self, form: PtdbgForm, event: Event, slots: Slots) -> None:
+    def _write_call(self, target: PtdbgTarget, event: Event, slots: Slots) -> None:
         outputs = [slot.name for slot, _ in slots if slot.name.startswith("output")]
         single = len([name for name in outputs if not name.startswith("output.changed")]) == 1
-        held = {slot.name: (slot, stored) for slot, stored in slots}
-        for place, number in _numbers(event) if form.everything else ():
-            held[place] = number  # type: ignore[assignment]
-        for place in _in_order(event, held) if form.everything else held:
+        held: dict[str, Any] = {slot.name: (slot, stored) for slot, stored in slots}
+        order = list(held)
+        if target.everything:  # with the numbers, arguments in the order in which they were given
+            held.update(numbers_in(event.args, event.kwargs))
+            arguments = [place for place, _ in _leaves(event.args, event.kwargs) if place in held]
+            order = list(dict.fromkeys([*arguments, *held]))
+        for place in order:
             name = self._name(write_line_name(event.name, place, single=single))
-            found: Any = held[place]
-            line = self._scalar(form, name, found) if isinstance(found, _SCALARS) else self._tensor(form, name, *found)
+            found = held[place]
+            line = (
+                self._scalar(target, name, found) if isinstance(found, _SCALARS) else self._tensor(target, name, *found)
+            )
             if line is not None:
                 self._lines.append(json.dumps(line))
-        if form.stacks and event.stack is not None:
+        if target.stacks and event.stack is not None:
             self._lines.append(json.dumps([stack_line_name(event.name), self._stacks.get(event.stack, [])]))
         self._waiting_calls += 1
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()
 
-    def _tensor(self, form: PtdbgForm, name: str, slot: SlotEvent, stored: Stored | None) -> list[Any] | None:
-        """The line of a tensor, whose file is written; None when the dump has none."""
+    def _tensor(self, target: PtdbgTarget, name: str, slot: SlotEvent, stored: Stored | None) -> list[Any] | None:
+        """Write the file of a tensor and return its line, or None if the dump holds no such tensor."""
         kind = DTYPES[slot.dtype].kind if slot.dtype in DTYPES else ""
-        if (not form.everything and kind not in ("float", "complex")) or form.folder is None:
+        if (not target.everything and kind not in ("float", "complex")) or target.folder is None:
             return None
-        if stored is None or not self._write_tensor(Path(form.folder, f"{name}.npy"), slot, stored):
+        if stored is None or not self._write_tensor(Path(target.folder, f"{name}.npy"), slot, stored):
             return None
         statistics = older_statistics(stored.moments)
-        return [name, form.dump_step, [], f"torch.{slot.dtype}", list(slot.shape), statistics]
+        return [name, target.dump_step, [], f"torch.{slot.dtype}", list(slot.shape), statistics]
 
-    def _scalar(self, form: PtdbgForm, name: str, value: bool | int | float) -> list[Any] | None:
-        if form.folder is None or not self._write_array(Path(form.folder, f"{name}.npy"), numpy.array(value)):
+    def _scalar(self, target: PtdbgTarget, name: str, value: bool | int | float) -> list[Any] | None:
+        if target.folder is None or not self._write_array(Path(target.folder, f"{name}.npy"), numpy.array(value)):
             return None
-        return [name, form.dump_step, [], str(type(value)), "[]", [value] * 3]
+        return [name, target.dump_step, [], str(type(value)), "[]", [value] * 3]
 
-    def _write_kernel(self, form: AclForm, event: Event, slots: Slots) -> None:
+    def _write_kernel(self, target: KernelTarget, event: Event, slots: Slots) -> None:
         """`convolution.convolution_default_0.7.0.1675157077172961.input.0.npy`: type, name, task, stream, time, slot."""
         op, number, _ = parse_call_name(event.name)
         kind, _, overload = op.removeprefix("Aten.").partition(".")
@@ -175,64 +179,64 @@ class DumpFiles:
         self._task += 1
         for slot, stored in slots:
             if stored is not None:
-                self._write_tensor(Path(form.folder, f"{self._name(f'{head}.{slot.name}')}.npy"), slot, stored)
+                self._write_tensor(Path(target.folder, f"{self._name(f'{head}.{slot.name}')}.npy"), slot, stored)
 
     def _write_tensor(self, path: Path, slot: SlotEvent, stored: Stored) -> bool:
         described = Slot(name=slot.name, dtype=slot.dtype, shape=tuple(slot.shape), stride=slot.stride)
         try:
-            room = self.tensors.get(stored.offset or 0)
-            array = to_numpy(room.view, described)
+            buffer = self.tensors.get(stored.offset or 0)
+            array = to_numpy(buffer.view, described)
         except TensorDamaged as error:
             self._left_out[f"a tensor that numpy cannot hold: {error}"] += 1
             return False
-        as_it_is = array.flags.c_contiguous and array.nbytes == room.nbytes
-        return self._write_array(path, array, room if as_it_is and slot.dtype in NUMPY_NAMES else None)
+        as_it_is = array.flags.c_contiguous and array.nbytes == buffer.nbytes
+        return self._write_array(path, array, buffer if as_it_is and slot.dtype in NUMPY_NAMES else None)
 
-    def _write_array(self, path: Path, array: numpy.ndarray[Any, Any], held: Room | None = None) -> bool:
-        """Write one file, from the room that holds these very bytes if one does; False, and counted, when the disk refuses."""
-        header = npy_header(array.dtype.str, array.shape, header_room(array.nbytes))
+    def _write_array(self, path: Path, array: numpy.ndarray[Any, Any], held: Buffer | None = None) -> bool:
+        """Write one file, straight from `held` if that has these bytes. False, and counted, on a disk error."""
+        header = npy_header(array.dtype.str, array.shape, header_multiple(array.nbytes))
         if held is not None:
-            return self._write_room(path, held, header)
-        room = self.tensors.rooms.take(array.nbytes)
-        numpy.frombuffer(room.view, array.dtype).reshape(array.shape)[...] = array
+            return self._write_buffer(path, held, header)
+        buffer = self.tensors.pool.take(array.nbytes)
+        numpy.frombuffer(buffer.view, array.dtype).reshape(array.shape)[...] = array
         try:
-            return self._write_room(path, room, header)
+            return self._write_buffer(path, buffer, header)
         finally:
-            self.tensors.rooms.give_back(room)
+            self.tensors.pool.give_back(buffer)
 
-    def _write_room(self, path: Path, room: Room, header: bytes, tail: bytes = b"") -> bool:
+    def _write_buffer(self, path: Path, buffer: Buffer, header: bytes, tail: bytes = b"") -> bool:
         try:
-            room.write(path, header, tail)
+            buffer.write(path, header, tail)
         except OSError as error:
             self._failures[f"{path.parent.name}/*{path.suffix}: {error.strerror or error}"] += 1
             with contextlib.suppress(OSError):  # counted just before; what is left of the file has no line
                 path.unlink()
             return False
-        self._bytes += room.nbytes
+        self._bytes += buffer.nbytes
         return True
 
     def _name(self, name: str) -> str:
-        """The name as a file can have it: keys of a user's dict may hold anything."""
+        """Return a name that is safe as a file name: keys of a user's dict may hold anything."""
         if len(name) <= _LONGEST_NAME and _SAFE.fullmatch(name):
             return name
         return safe_file_name(name, "", self._taken)
 
 
 def open_files(options: dict[str, Any], rank: int) -> DumpFiles:
-    """Return what the recorder writes a dump to. `options` are the fields of the form, with its tag."""
-    return DumpFiles(msgspec.convert(options, PtdbgForm | AclForm), rank)
+    """Return what the recorder writes a dump to. `options` are the fields of the target, with its tag."""
+    return DumpFiles(msgspec.convert(options, PtdbgTarget | KernelTarget), rank)
 
 
 @lru_cache(maxsize=4096)
-def npy_header(descr: str, shape: tuple[int, ...], room: int) -> bytes:
-    """The header of a .npy file, version 1.0, of an array in row-major order; its data begin at a multiple of `room`."""
+def npy_header(descr: str, shape: tuple[int, ...], multiple: int) -> bytes:
+    """Return the header (version 1.0) of a row-major .npy file whose data begin at a multiple of `multiple`."""
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape!r}, }}"
-    length = -(-(10 + len(text) + 1) // room) * room - 10
+    length = -(-(10 + len(text) + 1) // multiple) * multiple - 10
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
 
 
 def older_statistics(moments: Moments) -> list[float]:
-    """max, min, mean as the older tools take them: a NaN anywhere makes all of them NaN, infinities count in the mean."""
+    """Return max, min, mean as the older tools define them: any NaN makes all NaN, infinities count in the mean."""
     if moments.nan:
         return [math.nan] * 3
     mean = moments.mean
@@ -241,23 +245,19 @@ def older_statistics(moments: Moments) -> list[float]:
     return [moments.max, moments.min, mean]
 
 
-def _numbers(event: Event) -> Iterator[tuple[str, bool | int | float]]:
-    """Every bool, int and float among the arguments, with its place."""
-    for place, leaf in _leaves(event):
-        if isinstance(leaf, _SCALARS):
-            yield place, leaf
+Args = Sequence[Any] | None
+Kwargs = Mapping[str, Any] | None
 
 
-def _in_order(event: Event, held: dict[str, Any]) -> list[str]:
-    """The places of a call, arguments in the order in which they were given."""
-    arguments = [place for place, _ in _leaves(event) if place in held]
-    return list(dict.fromkeys([*arguments, *held]))
+def numbers_in(args: Args, kwargs: Kwargs) -> Iterator[tuple[str, bool | int | float]]:
+    """Return every bool, int and float among the arguments, with its place."""
+    return ((place, leaf) for place, leaf in _leaves(args, kwargs) if isinstance(leaf, _SCALARS))
 
 
-def _leaves(event: Event) -> Iterator[tuple[str, Any]]:
-    for at, tree in enumerate(event.args or ()):
+def _leaves(args: Args, kwargs: Kwargs) -> Iterator[tuple[str, Any]]:
+    for at, tree in enumerate(args or ()):
         yield from _walk(f"input.{at}", tree)
-    for key, tree in (event.kwargs or {}).items():
+    for key, tree in (kwargs or {}).items():
         yield from _walk(f"input.kwargs.{key}", tree)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.legacy.layouts.forms import AclForm, Form, make_place
+from tensorprobe.legacy.layouts.targets import KernelTarget, Target, prepare_target
 from tensorprobe.model import Coverage, RankPart
 from tensorprobe.model.sink import Needs
 from tensorprobe.record.run_sink import RecordSettings, RunSink
@@ -19,20 +19,20 @@ _RING_BYTES = 16 << 20
 
 
 class DumpSink(RunSink):
-    """Writes the layout that `form` describes. What an earlier dump left there is replaced."""
+    """Writes the layout that `target` describes. What an earlier dump left there is replaced."""
 
-    def __init__(self, out: str | os.PathLike[str], form: Form, *, needs: Needs | None = None) -> None:
+    def __init__(self, out: str | os.PathLike[str], target: Target, *, needs: Needs | None = None) -> None:
         super().__init__(out, needs=needs)
-        self._form = form
+        self._target = target
 
     def check(self, rank: int) -> None:
         """Do nothing: `open` refuses what is no dump."""
 
     def open(self, rank: int, world_size: int, settings: RecordSettings) -> None:
         """Make the place ready and start the recorder, which holds its lock."""
-        tag: Any = self._form.__struct_config__.tag
-        options = msgspec.to_builtins(self._form)
-        self._start(rank, world_size, settings, layout=tag, layout_options=options, lock=make_place(self._form))
+        tag: Any = self._target.__struct_config__.tag
+        options = msgspec.to_builtins(self._target)
+        self._start(rank, world_size, settings, layout=tag, layout_options=options, lock=prepare_target(self._target))
 
     def _read_part(self) -> RankPart | None:
         return self._writer.part
@@ -43,5 +43,5 @@ def dump_kernels(function: Callable[[], Any], folder: Path, *, sides: Sequence[s
 
     For a call that the tool itself runs once more.
     """
-    sink = DumpSink(folder, AclForm(str(folder)))
+    sink = DumpSink(folder, KernelTarget(str(folder)))
     return watch_kernels(function, sink, rank=rank, sides=sides, ring_bytes=_RING_BYTES, in_process=True)

@@ -1,8 +1,8 @@
-"""A dump of msprobe, written by the recorder: dump.json, stack.json, construct.json, and a file for each tensor.
+"""Writes a dump of msprobe: dump.json, stack.json, construct.json, and a file for each tensor.
 
-A call stands in dump.json only after its tensors are in their files, and all three are whole JSON after every write. No
-failure of the disk is raised from here: it is counted and told in the coverage. Calls that the layout has no name for
-(recomputed ones) are counted as well.
+A call stands in dump.json only after its tensors are in their files, and all three are valid JSON after every write. Disk
+errors are counted and reported in the coverage, never raised. Calls that the layout has no name for (recomputed ones) are
+counted as well.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 
+from tensorprobe.legacy.layouts.buffers import Buffer, HeldTensors, header_multiple
 from tensorprobe.legacy.layouts.dump_files import DumpFiles, Slots
-from tensorprobe.legacy.layouts.forms import MSPROBE_VALUES, MsprobeForm
-from tensorprobe.legacy.layouts.held_tensors import HeldTensors
-from tensorprobe.legacy.layouts.msprobe_writer_entries import (
+from tensorprobe.legacy.layouts.msprobe_json import (
+    GrowingObject,
     Tensors,
     backward_entry,
     forward_entry,
     gradients_entry,
+    object_text,
+    open_dump,
     tensor_entry,
 )
-from tensorprobe.legacy.layouts.msprobe_writer_json import GrowingObject, object_text, open_dump
-from tensorprobe.legacy.layouts.msprobe_writer_pt import MOST_BYTES, frame_tensor
-from tensorprobe.legacy.layouts.rooms import Room, header_room
+from tensorprobe.legacy.layouts.pt_writer import MOST_BYTES, frame_tensor
+from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, MsprobeTarget
 from tensorprobe.model import DTYPES
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
@@ -42,24 +43,24 @@ _BY_SIZE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
 class _Content(NamedTuple):
-    """What became of a tensor: the file it was first written to, empty when it has none, and its CRC-32."""
+    """The file that a tensor was first written to (empty: none) and its CRC-32."""
 
     file: str
     checksum: int
 
 
 class MsprobeFiles(DumpFiles):
-    """Where the recorder puts the calls of one rank in one step."""
+    """Writes the calls of one rank and step."""
 
-    def __init__(self, form: MsprobeForm, rank: int) -> None:
-        super().__init__(form, rank)
-        keep = form.values is not None or form.digests
+    def __init__(self, target: MsprobeTarget, rank: int) -> None:
+        super().__init__(target, rank)
+        keep = target.values is not None or target.digests
         self.tensors = HeldTensors(keep=keep, wants_digest=keep)
-        self._layout = form
-        self._folder = Path(form.folder)
+        self._layout = target
+        self._folder = Path(target.folder)
         self._values = str(self._folder / MSPROBE_VALUES)
         self._known: dict[tuple[Any, ...], _Content] = {}
-        self._calls = open_dump(form)
+        self._calls = open_dump(target)
         self._parents = GrowingObject(self._folder / "construct.json")
         self._book = StackBook(self._folder / "stack.json")
 
@@ -90,23 +91,23 @@ class MsprobeFiles(DumpFiles):
             self._failures[f"stack.json: {error.strerror or error}"] += 1
 
     def _write(self, event: Event, slots: Slots) -> None:
-        form = self._layout
+        target = self._layout
         op, number, direction = parse_call_name(event.name)
         gradients = f"{op}.parameters_grad.{number}"
         tensors: Tensors = {}
         for slot, stored in slots:
             of_gradient = direction == "backward" and slot.name.startswith("parameters.")
             side = "output" if of_gradient else slot.name.partition(".")[0].replace("parameters", "input")
-            if f"{direction}.{side}" in form.parts:
+            if f"{direction}.{side}" in target.parts:
                 place = slot.name.removeprefix("parameters.") if of_gradient else slot.name
                 tensors[slot.name] = self._tensor_entry(gradients if of_gradient else event.name, place, slot, stored)
         if direction == "forward":
-            self._calls.add(event.name, forward_entry(event, tensors, form.parts))
+            self._calls.add(event.name, forward_entry(event, tensors, target.parts))
         else:
-            self._calls.add(event.name, backward_entry(tensors, form.parts))
+            self._calls.add(event.name, backward_entry(tensors, target.parts))
             if held := gradients_entry(tensors):
                 self._calls.add(gradients, held)
-        if form.parents:
+        if target.parents:
             self._parents.add(event.name, event.parent)
         if event.stack is not None:
             self._book.add(event.name, event.stack)
@@ -115,46 +116,46 @@ class MsprobeFiles(DumpFiles):
             self.flush()
 
     def _tensor_entry(self, call: str, place: str, slot: SlotEvent, stored: Stored | None) -> dict[str, Any]:
-        form = self._layout
+        target = self._layout
         moments = stored.moments if stored is not None else slot.summary
         entry = tensor_entry(slot, None if moments is None else Moments._make(moments))
         if stored is None or stored.offset is None:
             return entry
         file = ""
-        if form.values is not None and (not form.values_of or any(text in call for text in form.values_of)):
-            kind = form.values if stored.nbytes < MOST_BYTES else "npy"
+        if target.values is not None and (not target.values_of or any(text in call for text in target.values_of)):
+            kind = target.values if stored.nbytes < MOST_BYTES else "npy"
             file = f"{self._name(f'{call}.{place}'.replace('.input.kwargs.', '.input.', 1))}.{kind}"
         content = (stored.digest, slot.dtype, slot.shape, slot.stride)
         known = self._known.get(content)
         if known is None or (file and not self._link(known.file, file)):
             known = self._known[content] = self._write_content(slot, stored, file)
-        if form.digests:
+        if target.digests:
             entry["md5"] = f"{known.checksum:08x}"
         if file and known.file:
             entry["data_name"] = file
         return entry
 
     def _write_content(self, slot: SlotEvent, stored: Stored, file: str) -> _Content:
-        """Write the tensor into the file, if one is named; what is known of the content then."""
-        room = self.tensors.get(stored.offset or 0)
-        rows = self._in_rows(room, slot)
+        """Write the tensor into the file, if one is named, and return its content."""
+        buffer = self.tensors.get(stored.offset or 0)
+        rows = self._in_rows(buffer, slot)
         try:
             checksum = zlib.crc32(rows.view)
             path = Path(self._values, file)
             if file.endswith(".npy"):
                 written = self._write_tensor(path, slot, stored)
             elif file:
-                frame = frame_tensor(slot.dtype, slot.shape, checksum=checksum, room=header_room(rows.nbytes))
-                written = self._write_room(path, rows, frame.head, frame.tail)
+                frame = frame_tensor(slot.dtype, slot.shape, checksum=checksum, multiple=header_multiple(rows.nbytes))
+                written = self._write_buffer(path, rows, frame.head, frame.tail)
             else:
                 written = False
             return _Content(file if written else "", checksum)
         finally:
-            if rows is not room:
-                self.tensors.rooms.give_back(rows)
+            if rows is not buffer:
+                self.tensors.pool.give_back(rows)
 
     def _link(self, old: str, new: str) -> bool:
-        """Give a file that is there a second name: a tensor goes from call to call, and a new file costs far more than a name."""
+        """Hard-link an existing file: a tensor passes from call to call, and a link is far cheaper than a new file."""
         if not old or not old.endswith(new[-4:]):
             return False
         try:
@@ -163,16 +164,16 @@ class MsprobeFiles(DumpFiles):
             return False
         return True
 
-    def _in_rows(self, room: Room, slot: SlotEvent) -> Room:
-        """The bytes row by row: the room itself, or another one that they are copied into."""
-        if slot.stride is None or not room.nbytes or not is_dense(slot.shape, slot.stride):
-            return room
+    def _in_rows(self, buffer: Buffer, slot: SlotEvent) -> Buffer:
+        """Return the bytes in row-major order: the buffer itself, or a copy."""
+        if slot.stride is None or not buffer.nbytes or not is_dense(slot.shape, slot.stride):
+            return buffer
         itemsize = DTYPES[slot.dtype].itemsize
         kind = _BY_SIZE[itemsize]
         steps = [step * itemsize for step in slot.stride]
-        rows = self.tensors.rooms.take(room.nbytes)
+        rows = self.tensors.pool.take(buffer.nbytes)
         numpy.frombuffer(rows.view, kind).reshape(slot.shape)[...] = numpy.ndarray(
-            slot.shape, kind, room.view, strides=steps
+            slot.shape, kind, buffer.view, strides=steps
         )
         return rows
 
@@ -220,5 +221,5 @@ class StackBook:
 
 
 def open_files(options: dict[str, Any], rank: int) -> MsprobeFiles:
-    """Return what the recorder writes a dump to. `options` are the fields of the form."""
-    return MsprobeFiles(msgspec.convert(options, MsprobeForm), rank)
+    """Return what the recorder writes a dump to. `options` are the fields of the target."""
+    return MsprobeFiles(msgspec.convert(options, MsprobeTarget), rank)

@@ -28,7 +28,7 @@ from tensorprobe.legacy.compared.comparing import (
 )
 from tensorprobe.legacy.layouts.msprobe_entries import read_stacks
 from tensorprobe.legacy.layouts.msprobe_reader import frames_of
-from tensorprobe.legacy.msprobe.tables import choose_form
+from tensorprobe.legacy.msprobe.tables import choose_style
 from tensorprobe.record import open_run
 from tensorprobe.text import plain
 
@@ -112,7 +112,7 @@ def compare_pair(given: Parameters, wish: Wish) -> Done:
     """One rank of each."""
     npu, bench = open_run(given.npu), open_run(given.bench)
     places = only_places(npu, bench)
-    compared = Compared.of(npu, bench, wish, choose_form(npu, bench))
+    compared = Compared.of(npu, bench, wish, choose_style(npu, bench))
     stack = StackFile(given.stack).of if wish.stack_mode and given.stack is not None else None
     return _end(compared, [compared.write(places, stack=stack)])
 
@@ -122,7 +122,7 @@ def compare_ranks(folders: tuple[Path, Path], wish: Wish, *, jobs: int | None = 
     npu, bench = open_run(folders[0]), open_run(folders[1])
     demand_same_ranks(folders, (npu.ranks, bench.ranks))
     at_once = min(CompareSettings().threads_for(1), len(npu.ranks)) if jobs is None else jobs
-    compared = Compared.of(npu, bench, wish, choose_form(npu, bench), jobs=at_once)
+    compared = Compared.of(npu, bench, wish, choose_style(npu, bench), jobs=at_once)
     common = [place for place in npu.segments() if place in bench.segments()]
     several = len({step for step, _ in common}) > 1
     written = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.legacy.layouts.forms import MSPROBE_PARTS, MsprobeForm
+from tensorprobe.legacy.layouts.targets import MSPROBE_PARTS, MsprobeTarget
 from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops
 from tensorprobe.settings import parse_numbers
 
@@ -272,10 +272,10 @@ _SECTIONS: dict[str, Any] = {
 """Section of a task → its fields; None for one that is not looked into."""
 
 
-def make_form(config: DumpConfig, folder: Path, *, continued: bool = False) -> MsprobeForm:
+def make_target(config: DumpConfig, folder: Path, *, continued: bool = False) -> MsprobeTarget:
     """What whoever writes is told of the layout."""
     keeps_values = config.task == "tensor" or (config.task == "statistics" and config.tensor_list)
-    return MsprobeForm(
+    return MsprobeTarget(
         str(folder),
         task=config.task,
         level=config.level,

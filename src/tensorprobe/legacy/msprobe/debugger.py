@@ -20,9 +20,9 @@ import torch
 
 from tensorprobe.errors import SettingsError, TensorprobeError
 from tensorprobe.legacy.layouts.dump_sink import DumpSink
-from tensorprobe.legacy.layouts.forms import MsprobeForm
+from tensorprobe.legacy.layouts.targets import MsprobeTarget
 from tensorprobe.legacy.msprobe import logger, speak
-from tensorprobe.legacy.msprobe.config import DumpConfig, make_form, read_config
+from tensorprobe.legacy.msprobe.config import DumpConfig, make_target, read_config
 from tensorprobe.legacy.msprobe.overflow import start_overflow
 from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
 from tensorprobe.model import Coverage
@@ -312,7 +312,7 @@ def begin(
     if config.task == "overflow_check":
         numbers = None if before is None else before.numbers
         return start_overflow(config, folder, model=model, rank=rank, numbers=numbers)
-    form = make_form(config, folder, continued=before is not None)
+    target = make_target(config, folder, continued=before is not None)
     settings: dict[str, Any] = {"level": _LEVELS[config.level], "stacks": config.extra_info}
     if only is not None:
         module, name = only
@@ -332,8 +332,8 @@ def begin(
         folder / "dump.json",
         model=model,
         rank=rank,
-        sink=DumpSink(folder / "dump.json", form, needs=Needs(rules=rules)),
-        mode="structure" if config.task == "structure" else "summary" if not _needs_bytes(form) else "tensor",
+        sink=DumpSink(folder / "dump.json", target, needs=Needs(rules=rules)),
+        mode="structure" if config.task == "structure" else "summary" if not _needs_bytes(target) else "tensor",
         span=config.scope or None if only is None else None,
         directions=directions,
         sides=sides,
@@ -342,6 +342,6 @@ def begin(
     return probe.start()
 
 
-def _needs_bytes(form: MsprobeForm) -> bool:
+def _needs_bytes(target: MsprobeTarget) -> bool:
     """Statistics are taken on the device where the tensor is; digests and files need its values."""
-    return form.values is not None or form.digests
+    return target.values is not None or target.digests

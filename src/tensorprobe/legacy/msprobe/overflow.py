@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.legacy.layouts.dump_sink import DumpSink
-from tensorprobe.legacy.layouts.forms import MsprobeForm
+from tensorprobe.legacy.layouts.targets import MsprobeTarget
 from tensorprobe.legacy.msprobe import logger
 from tensorprobe.legacy.msprobe.config import DumpConfig
 from tensorprobe.model import Coverage
@@ -38,14 +38,14 @@ class OverflowDump:
 
         self._config, self._folder = config, folder
         self.numbers: dict[str, int] = {}
-        form = MsprobeForm(
+        target = MsprobeTarget(
             str(folder),
             task="overflow_check",
             level="L1",  # API calls are dumped, whatever level the settings name
             values=config.file_format,  # type: ignore[arg-type]  # checked by read_config
             continued=numbers is not None,
         )
-        self._dump = DumpSink(folder / form.index, form)
+        self._dump = DumpSink(folder / target.index, target)
         self._dump.open(rank, 1, CaptureSettings.of(ring_bytes=32 << 20, in_process=True))
         self._dump.begin_step(0)
         self._stacks, self._sealed = 0, False

@@ -19,12 +19,11 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments
 from tensorprobe.legacy.layouts.dump_files import npy_header
-from tensorprobe.legacy.layouts.forms import MSPROBE_VALUES, make_place
-from tensorprobe.legacy.layouts.msprobe_writer_entries import argument_entry, tensor_entry
-from tensorprobe.legacy.layouts.msprobe_writer_json import open_dump
-from tensorprobe.legacy.layouts.msprobe_writer_pt import frame_tensor
+from tensorprobe.legacy.layouts.msprobe_json import argument_entry, open_dump, tensor_entry
+from tensorprobe.legacy.layouts.pt_writer import frame_tensor
+from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, prepare_target
 from tensorprobe.legacy.msprobe import logger
-from tensorprobe.legacy.msprobe.config import DumpConfig, make_form
+from tensorprobe.legacy.msprobe.config import DumpConfig, make_target
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.event import SlotEvent
 from tensorprobe.numerics.summary import summarize_buffer
@@ -41,8 +40,8 @@ class SavedVariables:
     """The variables of one step. OSError or RunExists when their folder cannot be made."""
 
     def __init__(self, config: DumpConfig, folder: Path) -> None:
-        self._form = make_form(config, folder)
-        self._held = make_place(self._form)
+        self._form = make_target(config, folder)
+        self._held = prepare_target(self._form)
         self._file = open_dump(self._form)
         self._values = folder / MSPROBE_VALUES
         self._counts: Counter[str] = Counter()
@@ -146,7 +145,7 @@ class SavedVariables:
             array = to_numpy(content, Slot(name=slot.name, dtype=slot.dtype, shape=slot.shape))
             parts: list[bytes | memoryview] = [npy_header(array.dtype.str, array.shape, _ALIGNMENT), array.tobytes()]
         else:
-            frame = frame_tensor(slot.dtype, slot.shape, checksum=checksum, room=_ALIGNMENT)
+            frame = frame_tensor(slot.dtype, slot.shape, checksum=checksum, multiple=_ALIGNMENT)
             parts = [frame.head, content, frame.tail]
         with path.open("wb") as file:
             file.writelines(parts)

@@ -234,7 +234,7 @@ DIGEST = TableStyle(
 )
 
 
-def choose_form(npu: Run, bench: Run) -> TableStyle:
+def choose_style(npu: Run, bench: Run) -> TableStyle:
     """The table that both dumps have the figures for; when one has more than the other, the log says so."""
     ours, theirs = _holds(npu), _holds(bench)
     if "values" in ours ^ theirs:

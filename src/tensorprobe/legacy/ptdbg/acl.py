@@ -23,7 +23,7 @@ import torch
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
 from tensorprobe.legacy.layouts.dump_sink import DumpSink, dump_kernels
-from tensorprobe.legacy.layouts.forms import AclForm
+from tensorprobe.legacy.layouts.targets import KernelTarget
 from tensorprobe.legacy.ptdbg import logger
 from tensorprobe.model import Call, Coverage
 from tensorprobe.model.call import forward_name
@@ -190,7 +190,7 @@ class AclDump:
             self.out,
             model=model,
             rank=rank,
-            sink=DumpSink(self.out, AclForm(str(self.out)), needs=Needs(alone=alone)),
+            sink=DumpSink(self.out, KernelTarget(str(self.out)), needs=Needs(alone=alone)),
             level="aten",
             inside=(self._name,),
             sides=_MODES[self._config.dump_mode],

@@ -19,7 +19,7 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
 from tensorprobe.legacy.layouts.dump_sink import DumpSink
-from tensorprobe.legacy.layouts.forms import PtdbgForm
+from tensorprobe.legacy.layouts.targets import PtdbgTarget
 from tensorprobe.legacy.ptdbg import acl, logger, speak
 from tensorprobe.legacy.ptdbg.overflow import Order as OverflowOrder
 from tensorprobe.legacy.ptdbg.overflow import OverflowCheck, read_count
@@ -289,7 +289,7 @@ def _begin(target: Target, order: Order) -> None:
     stack_only = order.mode == "stack"
     if pkl.exists():
         logger.info("'%s' is replaced. To keep a dump, call set_dump_path and register_hook before the next.", pkl)
-    form = PtdbgForm(
+    wanted = PtdbgTarget(
         str(pkl),
         None if stack_only else str(pkl.with_suffix("")),
         everything=order.everything,
@@ -301,9 +301,9 @@ def _begin(target: Target, order: Order) -> None:
         pkl,
         model=target.model,
         rank=target.rank,
-        sink=DumpSink(pkl, form),
+        sink=DumpSink(pkl, wanted),
         mode="structure" if stack_only else "tensor",
-        stacks=form.stacks,
+        stacks=wanted.stacks,
         names=order.names if order.mode == "list" else (),
         span=order.names if spans else None,
         ops=order.ops,

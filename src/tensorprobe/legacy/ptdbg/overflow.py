@@ -22,6 +22,7 @@ import torch
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.layouts.checker_writer import CallByCall
+from tensorprobe.legacy.layouts.dump_files import numbers_in
 from tensorprobe.legacy.layouts.ptdbg_lines import WITHOUT_STATISTICS, stack_line_name, write_line_name
 from tensorprobe.legacy.ptdbg import acl, logger
 from tensorprobe.model import DTYPES, Call, Frame, Slot
@@ -187,7 +188,6 @@ class OverflowCheck:
 
 
 STEP = WITHOUT_STATISTICS + 1
-_SCALARS = (bool, int, float)
 
 
 class HeldValues:
@@ -273,30 +273,10 @@ def _arrays(call: StoredCall, everything: bool) -> Iterator[tuple[str, str, Any,
         if slot.has_data and (everything or kind in ("float", "complex")):
             name = write_line_name(call.name, slot.name, single=single)
             yield name, f"torch.{slot.dtype}", list(slot.shape), slot.numpy()
-    for place, value in _numbers(call) if everything else ():
+    for place, value in numbers_in(call.args, call.kwargs) if everything else ():
         yield write_line_name(call.name, place, single=False), str(type(value)), "[]", numpy.array(value)
 
 
 def missing(call: StoredCall) -> list[str]:
     """The tensors whose values were not there any more when the overflow was found."""
     return [slot.name for slot in call.slots if not slot.has_data]
-
-
-def _numbers(call: StoredCall) -> Iterator[tuple[str, bool | int | float]]:
-    for at, tree in enumerate(call.args or ()):
-        yield from _walk(f"input.{at}", tree)
-    for key, tree in (call.kwargs or {}).items():
-        yield from _walk(f"input.kwargs.{key}", tree)
-
-
-def _walk(place: str, tree: Any) -> Iterator[tuple[str, bool | int | float]]:
-    if isinstance(tree, _SCALARS):
-        yield place, tree
-        return
-    kind = tree.get("type") if isinstance(tree, dict) else None
-    if kind == "float":
-        yield place, float(tree["value"])
-    inner = tree["value"] if kind in ("tuple", "torch.Size", "dict") else tree
-    parts = enumerate(inner) if isinstance(inner, list) else inner.items() if kind == "dict" else ()
-    for key, part in parts:
-        yield from _walk(f"{place}.{key}", part)

@@ -1,7 +1,7 @@
-"""Forms in which a recorder can write other than our own: what it is told, and how the place is made ready.
+"""What the recorder writes when it writes an older tool's dump, and how the place for it is prepared.
 
-A form is plain data: it goes to the recorder's process. A dump has one writer at a time: two processes that take each
-other for the same rank would leave a pkl of the one beside values of the other.
+A target is plain data: it is sent to the recorder's process. A dump has one writer at a time. Two processes that both took
+themselves for rank 0 would leave the pkl of one beside the values of the other.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
 _PATIENCE_S = 10.0
-"""How long the recorder of a dead program may still be writing what that left behind."""
+"""How long to wait for the recorder of a program that has died."""
 _PAUSE_S = 0.02
 
 
-class PtdbgForm(msgspec.Struct, frozen=True, tag="ptdbg"):
+class PtdbgTarget(msgspec.Struct, frozen=True, tag="ptdbg"):
     """The dump of ptdbg_ascend: a pkl of JSON lines, and a folder with a .npy for each of them."""
 
     pkl: str
@@ -38,7 +38,7 @@ class PtdbgForm(msgspec.Struct, frozen=True, tag="ptdbg"):
     dump_step: int = 1
 
 
-class AclForm(msgspec.Struct, frozen=True, tag="acl"):
+class KernelTarget(msgspec.Struct, frozen=True, tag="acl"):
     """A .npy for each tensor of each ATen call, named as the dumps of the Ascend runtime are."""
 
     folder: str
@@ -47,7 +47,7 @@ class AclForm(msgspec.Struct, frozen=True, tag="acl"):
 MSPROBE_PARTS = ("forward.input", "forward.output", "backward.input", "backward.output")
 
 
-class MsprobeForm(msgspec.Struct, frozen=True, tag="msprobe"):
+class MsprobeTarget(msgspec.Struct, frozen=True, tag="msprobe"):
     """The dump of msprobe, of one rank in one step: dump.json, stack.json, construct.json, and a file for each tensor."""
 
     folder: str
@@ -67,53 +67,53 @@ class MsprobeForm(msgspec.Struct, frozen=True, tag="msprobe"):
     index: str = "dump.json"
 
 
-Form = PtdbgForm | AclForm | MsprobeForm
+Target = PtdbgTarget | KernelTarget | MsprobeTarget
 
 MSPROBE_VALUES = "dump_tensor_data"
 _VALUES = (".npy", ".pt")
 
 
-def make_place(form: Form) -> int:
-    """Remove what an earlier dump left there and make the folder. RunExists when there are things that are no dump's.
+def prepare_target(target: Target) -> int:
+    """Remove an earlier dump, make the folder, and return an open descriptor that locks it, or -1 without file locks.
 
-    What comes back is an open descriptor, to be closed by the caller: as long as a process has it, no other can begin a
-    dump there. It is -1 where there are no locks.
+    The caller closes the descriptor; until then no other process can start a dump there. RunExists if the folder holds
+    files that do not belong to a dump.
     """
     lock = -1
-    if isinstance(form, MsprobeForm):
-        return _make_msprobe_place(form)
-    if isinstance(form, PtdbgForm):
-        pkl = Path(form.pkl)
+    if isinstance(target, MsprobeTarget):
+        return _prepare_msprobe(target)
+    if isinstance(target, PtdbgTarget):
+        pkl = Path(target.pkl)
         if pkl.is_dir():
-            raise RunExists(f"{form.pkl!r} is a folder; it is to become the pkl of a dump. Choose another name.")
+            raise RunExists(f"{target.pkl!r} is a folder; it is to become the pkl of a dump. Choose another name.")
         pkl.parent.mkdir(parents=True, exist_ok=True)
         lock = _hold(pkl)
         try:
             # The folder goes even when the new dump has none: its files would be taken for those of the new pkl.
-            _remove_arrays(pkl.with_suffix("") if form.folder is None else Path(form.folder))
+            _remove_arrays(pkl.with_suffix("") if target.folder is None else Path(target.folder))
             os.truncate(pkl, 0)  # a dump in which nothing was met is an empty one, not an absent one
         except BaseException:
             _let_go(lock)
             raise
-    if form.folder is not None:
-        Path(form.folder).mkdir(parents=True, exist_ok=True)
+    if target.folder is not None:
+        Path(target.folder).mkdir(parents=True, exist_ok=True)
     return lock
 
 
-def _make_msprobe_place(form: MsprobeForm) -> int:
-    from tensorprobe.legacy.layouts.msprobe_writer_json import open_dump
+def _prepare_msprobe(target: MsprobeTarget) -> int:
+    from tensorprobe.legacy.layouts.msprobe_json import open_dump
 
-    folder = Path(form.folder)
+    folder = Path(target.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _hold(folder / form.index)
+    lock = _hold(folder / target.index)
     try:
-        if not form.continued:
+        if not target.continued:
             _remove_arrays(folder / MSPROBE_VALUES)
-            os.truncate(folder / form.index, 0)
+            os.truncate(folder / target.index, 0)
             for name in ("stack.json", "construct.json"):
                 (folder / name).unlink(missing_ok=True)
-        open_dump(form).close()  # so that there is a whole file from the first moment on
-        if form.values is not None:
+        open_dump(target).close()  # a reader finds valid JSON from the start
+        if target.values is not None:
             (folder / MSPROBE_VALUES).mkdir(exist_ok=True)
     except BaseException:
         _let_go(lock)
@@ -122,7 +122,7 @@ def _make_msprobe_place(form: MsprobeForm) -> int:
 
 
 def _hold(pkl: Path) -> int:
-    """The file, there and locked. It is kept, and not made anew: the lock is on the file and not on its name."""
+    """Create the file if it is missing and lock it. An existing file is kept: the lock is on the file, not on its name."""
     if pkl.is_symlink():
         pkl.unlink()
     descriptor = os.open(pkl, os.O_RDWR | os.O_CREAT, 0o644)

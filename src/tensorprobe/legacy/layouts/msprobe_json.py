@@ -1,17 +1,111 @@
-"""A call as an entry of msprobe's dump.json: its arguments, results and parameters, each tensor by what is known of it.
+"""The JSON files of msprobe: a call as an entry of dump.json, and objects that grow in a file.
 
-In: a call as the tap saw it, and what is known of the tensors in its slots. Out: plain data for JSON.
+The file is whole JSON after every write: new entries and the closing braces go out in one write.
+
+Infinities are written as 1e999. That is valid JSON, and Python and the published msprobe read it as infinity. JSON has no
+number for NaN: it is the string "NaN", which the published `msprobe compare` accepts. It would take a string "Infinity" for
+a text, and it refuses "-Infinity".
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from tensorprobe.errors import RunDamaged
 from tensorprobe.legacy.layouts.dump_files import older_statistics
-from tensorprobe.legacy.layouts.msprobe_writer_json import as_number
+from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, MsprobeTarget
 from tensorprobe.model import DTYPES
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
+
+_encode = msgspec.json.Encoder().encode
+_TAIL = b"\n}\n"
+_INFINITY, _MINUS_INFINITY = msgspec.Raw(b"1e999"), msgspec.Raw(b"-1e999")
+
+
+def as_number(value: float) -> Any:
+    """Return the JSON value for a float, finite or not."""
+    if value - value == 0:
+        return value
+    return "NaN" if value != value else _INFINITY if value > 0 else _MINUS_INFINITY
+
+
+def object_text(entries: dict[str, Any]) -> bytes:
+    """Return the text of a complete object, which a GrowingObject can add to."""
+    return b"{" + b",".join(_line(key, value) for key, value in entries.items()) + _TAIL
+
+
+def _line(key: str, value: Any) -> bytes:
+    return b"\n %b: %b" % (_encode(key), _encode(value))
+
+
+class GrowingObject:
+    """An object in the file at `path`, or at the end of one: `head` comes before its entries, `tail` closes everything.
+
+    What is in the file is kept, and must be such an object. Nothing is written before `flush`. OSError as the disk gives
+    it: the file is whole then, and without the entries that were to be written.
+    """
+
+    def __init__(self, path: Path, head: bytes = b"{", tail: bytes = _TAIL) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._tail = tail
+        self._waiting: list[bytes] = []
+        try:
+            size = os.fstat(self._fd).st_size
+            if not size:
+                os.pwrite(self._fd, head + tail, 0)
+                size = len(head) + len(tail)
+            self._end = size - len(tail)
+            if self._end < 1 or os.pread(self._fd, len(tail), self._end) != tail:
+                raise RunDamaged(f"'{path}' was changed since it was written; nothing can be added to it.")
+            self._is_empty = os.pread(self._fd, 1, self._end - 1) == b"{"
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def add(self, key: str, value: Any) -> None:
+        """An entry, whose key the object must not have yet."""
+        self._waiting.append(_line(key, value))
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._waiting:
+            return
+        entries, self._waiting = b",".join(self._waiting), []
+        data = entries + self._tail if self._is_empty else b"," + entries + self._tail
+        try:
+            if os.pwrite(self._fd, data, self._end) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # told by the one that is raised
+                os.pwrite(self._fd, self._tail, self._end)
+                os.ftruncate(self._fd, self._end + len(self._tail))
+            raise
+        self._end += len(data) - len(self._tail)
+        self._is_empty = False
+
+    def close(self) -> None:
+        """Give the file back."""
+        os.close(self._fd)
+
+
+def open_dump(target: MsprobeTarget) -> GrowingObject:
+    """Open the object with the calls. The file starts with what was dumped and where the values are."""
+    folder = Path(target.folder)
+    head = {
+        "task": target.task,
+        "level": target.level,
+        "framework": "pytorch",
+        "dump_data_dir": None if target.values is None else str(folder.absolute() / MSPROBE_VALUES),
+    }
+    return GrowingObject(folder / target.index, _encode(head)[:-1] + b',"data":{', b"\n}}\n")
+
 
 Tensors = dict[str, dict[str, Any]]
 """Name of a slot → what is dumped of its tensor."""
@@ -22,7 +116,7 @@ _MOST_PLACES = 4096
 
 
 def forward_entry(event: Event, tensors: Tensors, parts: tuple[str, ...]) -> dict[str, Any]:
-    """The entry of a forward call. What is not asked for has no key in it."""
+    """Return the entry of a forward call, with keys only for the wanted parts."""
     entry: dict[str, Any] = {}
     if "forward.input" in parts:
         entry["input_args"] = [argument_entry(tree, tensors) for tree in event.args or ()]
@@ -35,7 +129,7 @@ def forward_entry(event: Event, tensors: Tensors, parts: tuple[str, ...]) -> dic
 
 
 def backward_entry(tensors: Tensors, parts: tuple[str, ...]) -> dict[str, Any]:
-    """The entry of a backward call: gradients of its results come in, gradients of its arguments go out."""
+    """Return the entry of a backward call: gradients of results as input, gradients of arguments as output."""
     return {side: _side(tensors, side) for side in ("input", "output") if f"backward.{side}" in parts}
 
 
@@ -45,7 +139,7 @@ def gradients_entry(tensors: Tensors) -> dict[str, Any]:
 
 
 def tensor_entry(slot: SlotEvent, moments: Moments | None) -> dict[str, Any]:
-    """What is said of every tensor."""
+    """Return the fields that every tensor has."""
     entry: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{slot.dtype}", "shape": list(slot.shape)}
     if moments is not None:
         entry |= _statistics(moments, slot)
@@ -74,7 +168,7 @@ def _statistics(moments: Moments, slot: SlotEvent) -> dict[str, Any]:
 
 
 def argument_entry(tree: Any, tensors: Tensors) -> Any:
-    """A tree of arguments as msprobe has it."""
+    """Return a tree of arguments in msprobe's form."""
     if tree is None:
         return None
     if isinstance(tree, list):
@@ -102,7 +196,7 @@ def argument_entry(tree: Any, tensors: Tensors) -> Any:
 
 
 def _side(tensors: Tensors, side: str) -> Any:
-    """The tensors whose slots begin with `side`, in lists as they stood in lists; null where there was none."""
+    """Return the tensors of one side, nested as their slots are; null where a place holds none."""
     held = _below(tensors, side)
     return held if held else []
 

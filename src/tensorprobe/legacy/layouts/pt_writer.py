@@ -39,15 +39,15 @@ class PtFrame(NamedTuple):
     tail: bytes
 
 
-def frame_tensor(dtype: str, shape: Sequence[int], *, checksum: int, room: int) -> PtFrame:
-    """What stands around values with this CRC-32, which begin at a multiple of `room`."""
-    head, in_head, tail, in_tail = _frame(dtype, tuple(shape), room)
+def frame_tensor(dtype: str, shape: Sequence[int], *, checksum: int, multiple: int) -> PtFrame:
+    """What stands around values with this CRC-32, which begin at a multiple of `multiple`."""
+    head, in_head, tail, in_tail = _frame(dtype, tuple(shape), multiple)
     crc = checksum.to_bytes(4, "little")
     return PtFrame(head[:in_head] + crc + head[in_head + 4 :], tail[:in_tail] + crc + tail[in_tail + 4 :])
 
 
 @lru_cache(maxsize=4096)
-def _frame(dtype: str, shape: tuple[int, ...], room: int) -> tuple[bytes, int, bytes, int]:
+def _frame(dtype: str, shape: tuple[int, ...], multiple: int) -> tuple[bytes, int, bytes, int]:
     """Head and tail, each with the place of the CRC-32, which is not yet there."""
     nbytes = math.prod(shape) * DTYPES[dtype].itemsize
     parts, entries, at = [], [], 0
@@ -56,10 +56,10 @@ def _frame(dtype: str, shape: tuple[int, ...], room: int) -> tuple[bytes, int, b
         entries.append(_entry(name, len(content), zlib.crc32(content), at))
         parts.append(part)
         at += len(part)
-    filled = -(-(at + _LOCAL.size + len(_VALUES)) // room) * room
+    filled = -(-(at + _LOCAL.size + len(_VALUES)) // multiple) * multiple
     padding = filled - at - _LOCAL.size - len(_VALUES)
     if 0 < padding < _FILLING.size:
-        padding, filled = padding + room, filled + room
+        padding, filled = padding + multiple, filled + multiple
     head = b"".join((*parts, _local(_VALUES, nbytes, 0, padding), _filling(padding)))
     last = _entry(_VALUES, nbytes, 0, at)
     directory = b"".join((*entries, last))
