@@ -94,7 +94,7 @@ def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
 
 
 def _short_name(value: Any) -> str:
-    """What kind of thing it is; never its repr, which may be huge, slow, or run the user's code."""
+    """Return what kind of thing it is; never its repr, which may be huge, slow, or run the user's code."""
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -164,7 +164,7 @@ def test_any_path_will_do(
         (["--steps", "0-x"], "steps"),
         (["--steps", "7"], "no step 7 in either run"),
         (["--ranks", "1"], "no rank 1 in either run"),
-        (["--map", "absent.map"], "there is no map file 'absent.map'"),
+        (["--map", "absent.map"], "map file 'absent.map' does not exist"),
         (["--engine", "local", "--address", "auto"], "it needs engine 'ray'"),
         (["--format", "xlsx"], "writes a file: add -o FOLDER"),
         (["--threads", "0"], "threads"),

@@ -414,7 +414,7 @@ def test_an_empty_side_has_no_pairs(empty: int) -> None:
 @pytest.mark.parametrize(
     ("alignment", "message"),
     [
-        (Alignment([(0, 0)], [], [], how={"name": 1}), r"1 places for 2 calls of the baseline: .*in none \[1\]"),
+        (Alignment([(0, 0)], [], [], how={"name": 1}), r"1 positions for 2 calls of the baseline: .*in none \[1\]"),
         (Alignment([(0, 0), (1, 0)], [], [1], how={"name": 2}), r"candidate: in two buckets \[0\]"),
         (Alignment([(0, 0), (1, 1)], [1], [], how={"name": 2}), r"baseline: in two buckets \[1\]"),
         (Alignment([(0, 0), (1, 1)], [], [], how={"name": 1}), r"2 pairs, but"),

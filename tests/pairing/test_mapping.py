@@ -34,24 +34,27 @@ def test_the_longest_beginning_decides() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Functional.silu", r"map, line 1: a line has two names.*got 1"),
+        ("Functional.silu", r"map, line 1: expected two names.*got 1"),
         ("\na b c", r"map, line 2: .*got 3"),
         ("Functonal.silu = NPU.npu_silu", r"map, line 1: 'Functonal.silu' is not.*Did you mean 'Functional'\?"),
         (
             "silu = NPU.npu_silu",
-            r"map, line 1: 'silu' is not the name of a call or an op. Names begin with Functional,",
+            r"map, line 1: 'silu' is not the name of a call or an op. Names start with Functional,",
         ),
-        ("Tensor.add.0 = Torch.add", r"line 1: 'Tensor.add.0' is one call and 'Torch.add' is every call"),
-        ("Tensor.add = Torch.add.0", r"line 1: 'Torch.add.0' is one call and 'Tensor.add' is every call"),
-        ("Tensor.add.0.forward = Torch.add.0", r"line 1: .*same direction; they have 'forward' and 'no direction'"),
-        ("Tensor.add.0 Torch.add.0\nTensor.add.0 Torch.add.1", r"line 2: the baseline's 'Tensor.add.0' .*map, line 1"),
-        ("Tensor.add Torch.add\nTensor.sub Torch.add", r"line 2: the candidate's 'Torch.add' has a partner already"),
+        ("Tensor.add.0 = Torch.add", r"line 1: 'Tensor.add.0' is one call, 'Torch.add' is every call"),
+        ("Tensor.add = Torch.add.0", r"line 1: 'Torch.add.0' is one call, 'Tensor.add' is every call"),
+        (
+            "Tensor.add.0.forward = Torch.add.0",
+            r"line 1: .*same direction in both names, got 'forward' and 'no direction'",
+        ),
+        ("Tensor.add.0 Torch.add.0\nTensor.add.0 Torch.add.1", r"line 2: baseline name 'Tensor.add.0' .*map, line 1"),
+        ("Tensor.add Torch.add\nTensor.sub Torch.add", r"line 2: candidate name 'Torch.add' already has a partner"),
         (
             '{"Tensor.add": "Torch.add", "Tensor.add": "Torch.sub"}',
-            r"the baseline's 'Tensor.add' has a partner already",
+            r"baseline name 'Tensor.add' already has a partner",
         ),
-        ('{"Tensor.add": 3}', r"map, 'Tensor.add': the candidate's name must be a text; got 3"),
-        ('{"Tensor.add": ', r"map begins as a JSON object but is none: .*line 1"),
+        ('{"Tensor.add": 3}', r"map, 'Tensor.add': expected a string as the candidate's name, got 3"),
+        ('{"Tensor.add": ', r"map starts with '{' but is not a JSON object: .*line 1"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, message: str) -> None:
@@ -60,10 +63,10 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="there is no map file"):
+    with pytest.raises(SettingsError, match="map file '.*' does not exist"):
         read_mapping(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(SettingsError, match="cannot read map file"):
         read_mapping(tmp_path / "binary")
 
 

@@ -167,3 +167,20 @@ def test_a_pair_that_shows_up_twice_is_measured_once(tmp_path: Path, monkeypatch
         write(tmp_path / name, calls)
     rows = tensorprobe.compare(tmp_path / "a", tmp_path / "b").rows
     assert sum(measured) == 1 and [row.max_abs for row in rows] == [1.0, 1.0, 1.0]
+
+
+def test_tensors_before_the_first_difference_of_the_calls_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls are read in step until they differ; aligning them afterwards measures only what is new."""
+    measured = []
+    real = tensor_pairs.measure_pairs
+    monkeypatch.setattr(tensor_pairs, "measure_pairs", lambda rows: (measured.append(len(rows)), real(rows))[1])
+    monkeypatch.setattr("tensorprobe.pairing.call_pairs.CHUNK", 2)
+    a = np.arange(8, dtype=np.float32)
+    for name, more, extra in (("a", 0, []), ("b", 1, [call("Tensor.neg.0.forward", outputs=[a])])):
+        calls = [call(f"Tensor.add.{number}.forward", outputs=[a * number + more]) for number in range(5)]
+        write(tmp_path / name, [*calls[:4], *extra, *calls[4:]])
+    result = tensorprobe.compare(tmp_path / "a", tmp_path / "b")
+    assert sum(measured) == 5 and [row.max_abs for row in result.rows] == [1.0] * 5
+    assert result.summary.buckets.only_candidate == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorprobe.pairing.align import Detail, Suggestion, Suggestions
-from tensorprobe.pairing.nearest import nothing_paired_hint, op_similarity, suggest
+from tensorprobe.pairing.align import Detail, Suggestion
+from tensorprobe.pairing.nearest import Suggestions, nothing_paired_hint, op_similarity
 
 from .call_sequences import Made, Recorded, align, record, transformer
 
@@ -17,7 +17,7 @@ def suggestion(baseline: Recorded, candidate: Recorded, side: str, name: str) ->
     (position,) = [row for row, entry in enumerate(own.entries) if entry.name == name]
     alignment = align(baseline, candidate)
     sides = baseline.entries, candidate.entries
-    found = suggest(alignment, side, position, *sides, details.__getitem__)
+    found = Suggestions(alignment, *sides, details.__getitem__).nearest(side, position)
     assert found == Suggestions(alignment, *sides, details.__getitem__).nearest(side, position)
     return found
 
@@ -53,7 +53,7 @@ def test_another_op_at_the_same_place_is_suggested() -> None:
     runs = record(transformer()), record(replaced(transformer(), "Functional.gelu", op="Functional.hardtanh"))
     found = suggestion(*runs, "candidate", "Functional.hardtanh.0.forward")
     assert found is not None
-    assert found.reason == "same place in the same module"
+    assert found.reason == "same position in the same module"
     assert runs[0].entries[found.position].name == "Functional.gelu.0.forward"
 
 
@@ -123,13 +123,13 @@ MODULES = ["Module.layers.0.attn.Attention.forward.0", "Module.layers.1.mlp.MLP.
         (
             ["Tensor.add.0.forward"],
             ["conv1_out", "conv2_out"],
-            "The candidate's names, such as 'conv1_out', are not names of calls as in 'Functional.conv2d.0.forward'.",
+            "The candidate's names, such as 'conv1_out', are not call names such as 'Functional.conv2d.0.forward'.",
         ),
         (
             ["Tensor.add.0.forward", "Tensor.add.1.forward"],
             ["Torch.add.0.forward"],
             "Baseline names start with 'Tensor.add.0.forward', 'Tensor.add.1.forward'; candidate names with "
-            "'Torch.add.0.forward'. If you know which belong together, say so with --map.",
+            "'Torch.add.0.forward'. If you know which names belong together, pass them with --map.",
         ),
     ],
 )

@@ -37,7 +37,7 @@ _COMPUTABLE_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch
 
 
 def device_moments(tensor: Tensor) -> Tensor:
-    """The six figures (max, min, mean, norm, nan, inf) as a 1-D tensor on the device of `tensor`.
+    """Return the six figures (max, min, mean, norm, nan, inf) as a 1-D tensor on the device of `tensor`.
 
     Its dtype is float64, or float32 on a device that has no float64.
     """
@@ -52,7 +52,7 @@ def device_moments(tensor: Tensor) -> Tensor:
 
 
 def fetch_moments(figures: Sequence[Tensor]) -> list[Moments]:
-    """What `device_moments` gave for many tensors, as numbers, in the same order: one transfer for each device."""
+    """Return what `device_moments` gave for many tensors, as numbers, in the same order: one transfer for each device."""
     by_device: dict[torch.device, list[int]] = {}
     for place, figure in enumerate(figures):
         by_device.setdefault(figure.device, []).append(place)
@@ -66,7 +66,7 @@ def fetch_moments(figures: Sequence[Tensor]) -> list[Moments]:
 
 @cache
 def _has_float64(device_type: str) -> bool:
-    """Whether the device can hold float64; found out by asking for one, since no query covers every backend."""
+    """Return whether the device can hold float64; found out by asking for one, since no query covers every backend."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device_type).sum()
     except (TypeError, RuntimeError):
@@ -75,7 +75,7 @@ def _has_float64(device_type: str) -> bool:
 
 
 def _computable(tensor: Tensor, wide: torch.dtype) -> Tensor:
-    """The same values in a dtype that every device can reduce; a complex tensor as its real and imaginary parts."""
+    """Return the same values in a dtype that every device can reduce; a complex tensor as its real and imaginary parts."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
@@ -120,12 +120,12 @@ def _integer_moments(values: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _may_leave_range(dtype: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether squares of such values can overflow or vanish in the accumulator; float16 fits into both."""
+    """Return whether squares of such values can overflow or vanish in the accumulator; float16 fits into both."""
     return dtype == torch.float64 or (wide == torch.float32 and dtype in (torch.float32, torch.bfloat16))
 
 
 def _rescue_scale(clean: Tensor, wide: torch.dtype) -> Tensor:
-    """The power of two by which the values are multiplied before they are squared; 1 for nearly every tensor."""
+    """Return the power of two by which the values are multiplied before they are squared; 1 for nearly every tensor."""
     limits = _RANGES[wide]
     peak = clean.abs().amax()
     scale = torch.ones_like(peak).masked_fill(peak > limits.huge, limits.huge_scale)

@@ -32,7 +32,7 @@ NAMES = (*_LAYOUTS, _SCALE_ONLY)
 
 @cache
 def decode_table(name: str) -> tuple[float, ...]:
-    """The value of every byte of the format `name`; each is exact in float32."""
+    """Return the value of every byte of the format `name`; each is exact in float32."""
     if name == _SCALE_ONLY:
         return (*(math.ldexp(1.0, byte - 127) for byte in range(255)), math.nan)
     return tuple(_decode(byte, _LAYOUTS[name]) for byte in range(256))

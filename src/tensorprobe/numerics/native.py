@@ -22,18 +22,18 @@ EXTENSION = "tensorprobe.numerics._native"
 
 
 def switched_off() -> bool:
-    """Whether the environment asks for Python where there is native code."""
+    """Return whether the environment asks for Python where there is native code."""
     return os.environ.get(SWITCH, "") not in ("", "0")
 
 
 def kernel() -> ModuleType | None:
-    """The native extension, or None where the twin has to serve. Decided once for a process."""
+    """Return the native extension, or None where the twin has to serve. Decided once for a process."""
     return _load()[0]
 
 
 @cache
 def implementation() -> ModuleType:
-    """The module whose `summarize`, `summarize_many`, `peak`, `measure_pairs` and `copy` are to be used."""
+    """Return the module whose `summarize`, `summarize_many`, `peak`, `measure_pairs` and `copy` are to be used."""
     return kernel() or importlib.import_module("tensorprobe.numerics.twin")
 
 
@@ -47,7 +47,7 @@ def describe() -> str:
 
 @cache
 def _load() -> tuple[ModuleType | None, str]:
-    """The extension, or why it does not serve."""
+    """Return the extension, or why it does not serve."""
     if switched_off():
         return None, f"{SWITCH} is set"
     try:
@@ -85,7 +85,7 @@ class _BufferView(ctypes.Structure):
 
 @contextmanager
 def pinned(buffer: Any) -> Iterator[tuple[int, int]]:
-    """The address and the length in bytes of `buffer`, which keeps both until the block ends.
+    """Yield the address and the length in bytes of `buffer`, which keeps both until the block ends.
 
     TypeError for an object without a buffer, BufferError for one whose bytes are not in one piece.
     """

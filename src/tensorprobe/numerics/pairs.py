@@ -53,7 +53,7 @@ NOISE = 1e-13
 
 
 def measure_pairs(rows: NDArray[np.int64]) -> Figures:
-    """The raw figures of every row (baseline address, candidate address, elements, baseline code, candidate code).
+    """Return the raw figures of every row (baseline address, candidate address, elements, baseline code, candidate code).
 
     ValueError when a row is bad; then nothing was measured. The memory is read without the interpreter's lock, so it must
     stay as it is until the call returns.
@@ -68,7 +68,7 @@ def measure_pairs(rows: NDArray[np.int64]) -> Figures:
 
 
 def join_pairs(parts: Sequence[Any], starts: Sequence[int]) -> Figures:
-    """The raw figures, one row, of a pair that was measured in consecutive pieces.
+    """Return the raw figures, one row, of a pair that was measured in consecutive pieces.
 
     `parts` are rows of `RAW`; `starts` says with which element of the whole each piece begins.
     """
@@ -99,7 +99,7 @@ def join_pairs(parts: Sequence[Any], starts: Sequence[int]) -> Figures:
 
 
 def derive(raw: Figures) -> dict[str, NDArray[Any]]:
-    """The figures of a `Row` from `count` to `nonfinite_index`, and `bit_identical`, each for all rows of `raw`.
+    """Return the figures of a `Row` from `count` to `nonfinite_index`, and `bit_identical`, each for all rows of `raw`.
 
     Where no value is finite on both sides, errors are 0, ratios 1 and shares 1. A z-score is 0 for fewer than two values
     and where nothing differs, and infinite where the difference has no spread.
@@ -130,7 +130,7 @@ def derive(raw: Figures) -> dict[str, NDArray[Any]]:
 
 
 def _common_scale(pieces: Figures) -> float:
-    """The scale that suits the greatest of the pieces; those with nothing but zeros have no say."""
+    """Return the scale that suits the greatest of the pieces; those with nothing but zeros have no say."""
     scales = pieces["scale"][(pieces["squares_a"] != 0) | (pieces["squares_b"] != 0)]
     if (scales == HUGE_SCALE).any():
         return HUGE_SCALE
@@ -153,7 +153,7 @@ def _angles(raw: Figures) -> dict[str, Numbers]:
 
 
 def _trends(raw: Figures, some: Numbers) -> dict[str, Numbers]:
-    """Whether the difference leans to one side (bias), or grows with the baseline (slope), and how surely."""
+    """Return whether the difference leans to one side (bias), or grows with the baseline (slope), and how surely."""
     squares_a, squares_d = raw["squares_a"], raw["squares_d"]
     bias_part = raw["sum_d"] / np.sqrt(some)
     a_times_d = (raw["d_times_sum"] - squares_d) / 2
@@ -168,7 +168,7 @@ def _trends(raw: Figures, some: Numbers) -> dict[str, Numbers]:
 
 
 def _z_score(part: Numbers, squares: Numbers, count: NDArray[np.int64]) -> Numbers:
-    """An estimate over its standard error, from its share of the norm of d: d is `part` along the estimate, and the rest.
+    """Return an estimate over its standard error, from its share of the norm of d: d is `part` along the estimate, and the rest.
 
     The mean of d is `part` / sqrt(n), and its standard error the root of rest / (n - 1) / n; the slope is `part` / |a|, and
     its standard error the root of rest / (n - 1) / |a|^2: the same quotient for both.

@@ -43,12 +43,12 @@ Row = tuple[int, int, int]
 
 
 def summarize_address(address: int, count: int, dtype: DType) -> Moments:
-    """The moments of `count` elements at `address`, which need not be aligned; ValueError when it is null."""
+    """Return the moments of `count` elements at `address`, which need not be aligned; ValueError when it is null."""
     return Moments._make(implementation().summarize(address, count, dtype.code))
 
 
 def summarize_buffer(buffer: Any, dtype: DType) -> Moments:
-    """The moments of all the elements in a bytes-like object; ValueError when the last one is incomplete."""
+    """Return the moments of all the elements in a bytes-like object; ValueError when the last one is incomplete."""
     with pinned(buffer) as (address, nbytes):
         count, rest = divmod(nbytes, dtype.itemsize)
         if rest:
@@ -59,7 +59,7 @@ def summarize_buffer(buffer: Any, dtype: DType) -> Moments:
 
 
 def summarize_batch(rows: Sequence[Row]) -> list[Moments]:
-    """The moments of many tensors, in one call of the kernel; in the order of `rows`."""
+    """Return the moments of many tensors, in one call of the kernel; in the order of `rows`."""
     if not rows:
         return []
     table = array("q", list(chain.from_iterable(rows)))
@@ -72,7 +72,7 @@ def summarize_batch(rows: Sequence[Row]) -> list[Moments]:
 
 
 def join_moments(parts: Sequence[tuple[Moments, int]]) -> Moments:
-    """The moments of a tensor that came in pieces, from the moments and the number of values of each piece.
+    """Return the moments of a tensor that came in pieces, from the moments and the number of values of each piece.
 
     For a complex dtype the number of values is twice the number of elements.
     """
@@ -91,7 +91,7 @@ def join_moments(parts: Sequence[tuple[Moments, int]]) -> Moments:
 
 
 def json_number(number: float) -> float | str:
-    """The number itself, or its name when JSON has no way to write it: NaN, Infinity, -Infinity."""
+    """Return the number itself, or its name when JSON has no way to write it: NaN, Infinity, -Infinity."""
     if number - number == 0:
         return number
     if number != number:
@@ -100,7 +100,7 @@ def json_number(number: float) -> float | str:
 
 
 def json_summary(moments: Moments) -> list[float | str]:
-    """The value of the key `summary` of a slot in `calls.jsonl`."""
+    """Return the value of the key `summary` of a slot in `calls.jsonl`."""
     high, low, mean, norm, nan, inf = moments
     return [json_number(high), json_number(low), json_number(mean), json_number(norm), nan, inf]
 
@@ -127,12 +127,12 @@ LIMITS: dict[str, Limits] = {**_LIMITS, **{name: _LIMITS[half] for name, half in
 
 
 def peak_at(address: int, count: int, dtype: DType) -> int:
-    """The peak of `count` elements at `address`; 0 when there are none."""
+    """Return the peak of `count` elements at `address`; 0 when there are none."""
     return int(implementation().peak(address, count, dtype.code))
 
 
 def magnitude(peak: int, dtype: str) -> float:
-    """The number that a peak of this dtype stands for."""
+    """Return the number that a peak of this dtype stands for."""
     dtype = _HALVES.get(dtype, dtype)
     if dtype == "bfloat16":
         return float(struct.unpack("<f", struct.pack("<I", peak << 16))[0])
@@ -143,7 +143,7 @@ def magnitude(peak: int, dtype: str) -> float:
 
 
 def peak_of_number(value: float, dtype: str) -> int:
-    """The least peak of the dtype whose magnitude is at least that of `value`."""
+    """Return the least peak of the dtype whose magnitude is at least that of `value`."""
     limits = LIMITS[dtype]
     if math.isnan(value):
         return limits.nan
@@ -152,12 +152,12 @@ def peak_of_number(value: float, dtype: str) -> int:
 
 @cache
 def greatest_finite(dtype: str) -> float:
-    """The greatest number of a dtype: 65504 for float16; NaN for a dtype that has no peaks."""
+    """Return the greatest number of a dtype: 65504 for float16; NaN for a dtype that has no peaks."""
     return magnitude(LIMITS[dtype].greatest, dtype) if dtype in LIMITS else math.nan
 
 
 def first_peak_over(value: float, dtype: str) -> int:
-    """The least peak whose magnitude is at least `value`."""
+    """Return the least peak whose magnitude is at least `value`."""
     low, high = 0, LIMITS[dtype].infinite
     while low < high:
         middle = (low + high) // 2
@@ -169,7 +169,7 @@ def first_peak_over(value: float, dtype: str) -> int:
 
 
 def digest(buffer: Any) -> str:
-    """The digest of a bytes-like object whose bytes are in one piece."""
+    """Return the digest of a bytes-like object whose bytes are in one piece."""
     return xxhash.xxh3_128_hexdigest(buffer)
 
 
@@ -184,5 +184,5 @@ class RunningDigest:
         self._state.update(piece)
 
     def hexdigest(self) -> str:
-        """The digest of what was taken so far."""
+        """Return the digest of what was taken so far."""
         return self._state.hexdigest()

@@ -45,7 +45,7 @@ Figures = tuple[float, float, float, float, int, int]
 
 
 def features() -> tuple[str, ...]:
-    """The vector instructions in use: none that we know of."""
+    """Return the vector instructions in use: none that we know of."""
     return ()
 
 
@@ -77,7 +77,7 @@ def summarize_many(rows_address: int, n: int, out_address: int) -> None:
 
 
 def peak(address: int, count: int, code: int) -> int:
-    """The bits of the greatest magnitude, without its sign; NaN is above infinity. ValueError for a dtype that has none."""
+    """Return the bits of the greatest magnitude, without its sign; NaN is above infinity. ValueError for a dtype that has none."""
     check(address, count, code)
     if code not in PEAK_CODES:
         raise ValueError(f"dtype code without a peak: {code}")
@@ -142,7 +142,7 @@ def _sums(stored: Values, dtype: DType, scale: float) -> tuple[float, float]:
 
 
 def _chunks(stored: Values, dtype: DType) -> Iterator[Values]:
-    """The values as float64, a bounded number at a time."""
+    """Yield the values as float64, a bounded number at a time."""
     for start in range(0, stored.size, CHUNK):
         yield widen(stored[start : start + CHUNK], dtype)
 

@@ -49,7 +49,7 @@ def check(address: int, count: int, code: int, *, where: str = "") -> None:
 
 
 def stored_values(address: int, count: int, dtype: DType) -> Values:
-    """The memory of `count` elements as numpy reads it, not copied; for a complex dtype, the parts."""
+    """Return the memory of `count` elements as numpy reads it, not copied; for a complex dtype, the parts."""
     if count == 0:
         return np.empty(0, _STORED_AS[dtype.name])
     memory = memoryview((ctypes.c_char * (count * dtype.itemsize)).from_address(address))
@@ -57,7 +57,7 @@ def stored_values(address: int, count: int, dtype: DType) -> Values:
 
 
 def widen(stored: Values, dtype: DType) -> Values:
-    """The stored values as float64."""
+    """Return the stored values as float64."""
     if dtype.name in _FLOAT8_VALUES:
         return _FLOAT8_VALUES[dtype.name][stored]
     if dtype.name == "bfloat16":
@@ -68,14 +68,14 @@ def widen(stored: Values, dtype: DType) -> Values:
 
 
 def whole_blocks(values: Values) -> Values:
-    """The values as float64, filled up with zeros to whole blocks."""
+    """Return the values as float64, filled up with zeros to whole blocks."""
     filled = np.zeros(-(-values.size // BLOCK) * BLOCK)
     filled[: values.size] = values
     return filled
 
 
 def lanes_of_blocks(values: Values) -> Values:
-    """The sums of the 16 lanes of each block: an array of (blocks, lanes)."""
+    """Return the sums of the 16 lanes of each block: an array of (blocks, lanes)."""
     # A reduction over an outer axis adds row after row; only the innermost axis would be added pairwise.
     return np.add.reduce(values.reshape(-1, BLOCK // LANES, LANES), axis=1)
 
@@ -86,7 +86,7 @@ def add_blocks(lanes: Values, values: Values) -> Values:
 
 
 def fold(lanes: Values) -> Values:
-    """The last axis, folded in halves until one number is left of it."""
+    """Return the last axis, folded in halves until one number is left of it."""
     width = LANES
     while width > 1:
         width //= 2

@@ -149,7 +149,7 @@ def measure_pairs(rows_address: int, n: int, out_address: int) -> None:
 
 
 def _figures(pair: _Pair) -> tuple[float, ...]:
-    """The fields of `PairFigures` in its order."""
+    """Return the fields of `PairFigures` in its order."""
     tally = _Tally()
     for start, a, b, d in _chunks(pair):
         _count_nonfinite(tally, start // pair.parts, pair.parts, a, b)
@@ -194,7 +194,7 @@ def _widen_part(side: _Side, start: int, stop: int, parts: int) -> Values:
 
 
 def _integers(side: _Side, start: int, stop: int) -> tuple[Values, Values]:
-    """Which of the elements are negative, and the magnitudes as uint64."""
+    """Return which of the elements are negative, and the magnitudes as uint64."""
     stored = side.stored[start:stop]
     if side.dtype.kind == "bool":
         stored = stored != 0
@@ -252,7 +252,7 @@ def _distances(a: Values, b: Values, format: _Format) -> Values:
 
 
 def _ordinals(values: Values, format: _Format) -> Values:
-    """How many numbers of the format lie between zero and each value, signed, in units of 2 ** (mantissa - 52)."""
+    """Return how many numbers of the format lie between zero and each value, signed, in units of 2 ** (mantissa - 52)."""
     bits = values.view("i8")
     magnitude = bits & _MAGNITUDE
     if format.mantissa == 52:
@@ -267,7 +267,7 @@ def _ordinals(values: Values, format: _Format) -> Values:
 
 
 def _sums(pair: _Pair, scale: float) -> list[float]:
-    """The squares of baseline, candidate and difference, d (a + b), |d| and d, all of values times `scale`."""
+    """Return the squares of baseline, candidate and difference, d (a + b), |d| and d, all of values times `scale`."""
     totals = [np.zeros(LANES) for _ in range(6)]
     for _, a, b, d in _chunks(pair, scale):
         finite = np.isfinite(a) & np.isfinite(b)

@@ -45,7 +45,7 @@ _NUMBERED = re.compile(r"(.+)\.([0-9]+)")
 
 
 def parse_call_name(text: str) -> CallName:
-    """The parts of a name in any spelling, its op with dots but not yet canonical.
+    """Return the parts of a name in any spelling, its op with dots but not yet canonical.
 
     `Module.layers.0` has no number: what stands last in a path is part of it unless a direction stands before it.
     """
@@ -74,7 +74,7 @@ def _parse_other_spelling(text: str) -> CallName:
 
 
 def underscored(name: str) -> str:
-    """A call's name as ptdbg_ascend spells it: `Functional.conv2d.0.forward` → `Functional_conv2d_0_forward`."""
+    """Return a call's name as ptdbg_ascend spells it: `Functional.conv2d.0.forward` → `Functional_conv2d_0_forward`."""
     op, number, direction = parse_call_name(name)
     family, _, rest = op.partition(".")
     return "_".join(part for part in (family, rest, number, direction) if part)

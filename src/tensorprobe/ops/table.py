@@ -217,17 +217,17 @@ def traits_of(op: str) -> Trait:
 
 
 def has(op: str, trait: Trait) -> bool:
-    """Whether an op has at least one of these traits."""
+    """Return whether an op has at least one of these traits."""
     return bool(traits_of(op) & trait)
 
 
 def breaks_ties(op: str) -> bool:
-    """Whether it is left open which of several equal values the op chooses, and so which of them gets the gradient."""
+    """Return whether it is left open which of several equal values the op chooses, and so which of them gets the gradient."""
     return has(op, Trait.CHOOSES) or "max_pool" in short_name(op)
 
 
 def is_collective(name: str) -> bool:
-    """Whether an op, or a call, is a collective of torch.distributed."""
+    """Return whether an op, or a call, is a collective of torch.distributed."""
     return name.startswith("Distributed.")
 
 
@@ -271,7 +271,7 @@ def argument_name(op: str, slot: str) -> str:
 
 
 def has_named_positions(op: str) -> bool:
-    """Whether the names of the op's positional arguments are known."""
+    """Return whether the names of the op's positional arguments are known."""
     return op.rpartition(".")[2] in _ARGUMENTS
 
 

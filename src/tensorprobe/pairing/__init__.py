@@ -1,1 +1,1 @@
-"""Puts two runs side by side: which call belongs to which, and how much their tensors differ. Has no opinion."""
+"""Compare two runs: pair their calls and measure how much their tensors differ. No thresholds, no verdicts."""

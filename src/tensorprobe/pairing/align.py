@@ -1,17 +1,17 @@
-"""Which call of the baseline belongs to which call of the candidate: a plan, made of names and shapes, never of values.
+"""Find the candidate's call for each call of the baseline, from names and shapes, never from values.
 
-In: the index entries of both sides in execution order; a function that gives the details of a side, called only when
-names do not settle it. Out: an `Alignment`, in which every call is in exactly one bucket.
+In: the index entries of both sides in execution order, and a function that returns the details of a side. It is called
+only if names are not enough. Out: an `Alignment`, in which every call is in exactly one bucket.
 
-1. Pairs that the user's map names.
-2. Calls that lead (forwards; at level aten both directions) by name and number, if the ops that both sides have were called
-   equally often. Otherwise, and where the order of the ops says that numbers have shifted, by their order: op, module and
-   signature must agree; then, between those pairs, op and module; then the op alone. So a missing call shifts nothing.
-   Numbers with holes (a selection, a damaged line) are not counted from what was recorded: such calls go by number alone,
-   unless modules say that these have shifted too.
-3. Calls that follow: a backward goes with its forward, a recomputed call with the call that it repeats; when one side has
-   lost the call to follow (a damaged line), with the call of its name.
-4. What has nobody to follow, because only backwards were recorded: as in 2.
+1. Calls that the user's map names are paired first.
+2. Leading calls (forward calls; at level aten both directions) are paired by name and number, if both sides called each
+   common op equally often. Otherwise, or if the order of the ops shows that numbers have shifted, they are paired by order:
+   first those with equal op, module and signature, then, between those, equal op and module, then equal op. So one missing
+   call does not shift the others. If numbers have gaps (a selection, a damaged line), such calls are paired by number alone,
+   unless their modules show that numbers have shifted.
+3. Following calls: a backward call is paired as its forward call is, a recomputed call as the call it repeats. If one side
+   lost the leading call (a damaged line), the following call is paired by name.
+4. Calls without a leading call, because only backward calls were recorded, are paired as in 2.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _NAME, _SEQUENCE, _MAP = range(3)
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. `fuzzy`: by order only, on op and direction, whatever the numbers, modules and shapes."""
+    """What the user asked for. `fuzzy` pairs by order, op and direction only, and ignores numbers, modules and shapes."""
 
     mapping: NameMap | None = None
     strip_prefix: str | None = None
@@ -70,25 +70,25 @@ class Options:
 
 
 PLAIN = Options()
-"""Nothing special was asked for."""
+"""The defaults."""
 
 
 @dataclass
 class Alignment:
-    """The plan. Positions are those in the two lists of entries; pairs are in the baseline's execution order."""
+    """Which calls are pairs. Positions refer to the two lists of entries; pairs are in the baseline's execution order."""
 
     pairs: list[tuple[int, int]]
     only_baseline: list[int]
     only_candidate: list[int]
     how: dict[str, int] = field(default_factory=dict)
-    """How the pairs were found → number of pairs; the keys that occur among name, sequence, map."""
+    """How the pairs were found (name, sequence or map) → number of pairs; only those that occur."""
     method: Method = "exact"
-    """The coarsest method that was needed for sequences."""
+    """The coarsest method that was needed to pair calls by order."""
     unused_map: list[str] = field(default_factory=list)
-    """What the user's map names and these calls do not have."""
+    """Lines of the user's map that match none of these calls."""
 
     def self_check(self, baseline_count: int, candidate_count: int) -> None:
-        """AssertionError unless every position of both sides is in exactly one bucket."""
+        """Raise AssertionError unless every position of both sides is in exactly one bucket."""
         for side, only, count, at in (
             ("baseline", self.only_baseline, baseline_count, 0),
             ("candidate", self.only_candidate, candidate_count, 1),
@@ -98,7 +98,7 @@ class Alignment:
                 twice = [position for position, times in Counter(held).items() if times > 1]
                 lost = sorted(set(range(count)).difference(held))
                 raise AssertionError(
-                    f"{len(held)} places for {count} calls of the {side}: in two buckets {twice[:5]}, in none {lost[:5]}"
+                    f"{len(held)} positions for {count} calls of the {side}: in two buckets {twice[:5]}, in none {lost[:5]}"
                 )
         if sum(self.how.values()) != len(self.pairs):
             raise AssertionError(f"{len(self.pairs)} pairs, but {self.how} found")
@@ -110,7 +110,7 @@ def align_calls(
     details: Callable[[RunSideName], Sequence[Detail]],
     options: Options = PLAIN,
 ) -> Alignment:
-    """The alignment of two sequences of calls, each in execution order."""
+    """Return the alignment of two sequences of calls, each in execution order."""
     details = cache(details)
     first_difference = next(
         ((left[1:], right[1:]) for left, right in zip(baseline, candidate, strict=False) if left[1:] != right[1:]), None
@@ -140,9 +140,9 @@ def align_calls(
 def _pairs_of_same_names(
     baseline: Sequence[Entry], candidate: Sequence[Entry], details: Callable[[RunSideName], Sequence[Detail]]
 ) -> list[tuple[int, int]] | None:
-    """The short way for calls that only have another order (threads took turns differently).
+    """Return the pairs if both sides have the same names, each once, in the same modules; else None.
 
-    None unless both sides have the same names, each once, and equal names stand in the same module.
+    This shortcut serves runs whose calls differ only in their order, because threads took turns differently.
     """
     if len(baseline) != len(candidate):
         return None
@@ -160,38 +160,36 @@ def _how_counts(counted: Sequence[tuple[int, int]]) -> dict[str, int]:
     return {_HOWS[how]: count for how, count in counted if count}
 
 
-class _Traits(NamedTuple):
+class _DetailColumns(NamedTuple):
     """Columns of both sides: level and module, signature."""
 
-    places: tuple[Column, Column]
+    modules: tuple[Column, Column]
     signatures: tuple[Column, Column]
-
-
-def _is_counted_anew(side: Columns) -> Mask:
-    """The calls of ops that this side spells in several ways: what their numbers say depends on the spelling."""
-    anew: Mask = (np.bincount(side.op_of_spelling) > 1)[side.op]
-    return anew
 
 
 def _known_to_both(
     calls: tuple[Column, Column], kinds: tuple[Column, Column]
 ) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
-    """Those calls, with their kinds, whose kind the other side has too."""
+    """Return the calls, and their kinds, whose kind occurs on the other side too."""
     known = np.isin(kinds[0], kinds[1]), np.isin(kinds[1], kinds[0])
     return (calls[0][known[0]], calls[1][known[1]]), (kinds[0][known[0]], kinds[1][known[1]])
 
 
-def _have_numbers_shifted(by_name: tuple[Column, Column], by_order: Matches, places: tuple[Column, Column]) -> bool:
-    """Whether one call of an op is missing here and another one there.
+def _have_numbers_shifted(by_name: tuple[Column, Column], by_order: Matches, modules: tuple[Column, Column]) -> bool:
+    """Return whether each side lacks another call of an op.
 
-    Then the order puts more calls beside those of their own module than the numbers do, and leaves few alone.
+    If so, pairing by order puts more calls beside calls of the same module than pairing by number does, and leaves few
+    calls without a partner.
     """
-    named, ordered = (int((places[0][rows] == places[1][others]).sum()) for rows, others in (by_name, by_order[:2]))
-    return ordered > named and 10 * ordered >= 9 * len(places[0])
+    named, ordered = (int((modules[0][rows] == modules[1][others]).sum()) for rows, others in (by_name, by_order[:2]))
+    return ordered > named and 10 * ordered >= 9 * len(modules[0])
 
 
 class _Work:
-    """An alignment in the making. `partners[0][row]` is the candidate's row for the baseline's row, or -1; `partners[1]` the reverse."""
+    """An alignment while it is made.
+
+    `partners[0][row]` is the candidate's row for the baseline's row, or -1; `partners[1]` is the reverse.
+    """
 
     def __init__(
         self,
@@ -204,7 +202,7 @@ class _Work:
     ) -> None:
         self._details = details
         self._options = options
-        # Where two alignments are equally good, which is found may depend on which side comes first: so that never changes.
+        # If two alignments are equally good, the order of the sides decides between them: always use the same order.
         self._swapped = swapped
         self._vocabulary = Vocabulary()
         self._method: Method = "exact"
@@ -224,7 +222,7 @@ class _Work:
             read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix)),
             read_columns(candidate, self._vocabulary, rename),
         )
-        # Where no modules were recorded as calls, a rule for modules is one for the paths of other calls.
+        # If no calls of modules were recorded, a rule for modules renames the module paths of other calls.
         has_modules = any(op.startswith("Module") for op in self.sides[1].spellings)
         self._unused += [
             f"{mapping.ops[op]} = {op}"
@@ -240,6 +238,8 @@ class _Work:
             np.full(len(candidate), -1, dtype=np.int64),
         )
         self._how = np.full(len(baseline), _NAME, dtype=np.int64)
+        self._detail_columns: tuple[tuple[Column, Column], ...] | None = None
+        self._numbers = [common_numbers(side, self._vocabulary) for side in self.sides]
 
     def _pair(self, rows: Column, partners: Column, how: int | Column) -> None:
         self.partners[0][rows] = partners
@@ -268,7 +268,7 @@ class _Work:
                 self._unused.append(f"{pair.baseline} = {pair.candidate}")
 
     def pair_rows(self, in_baseline: Mask, in_candidate: Mask) -> None:
-        """Pair some rows by name if names settle it, else by order."""
+        """Pair some rows by name if names are enough, else by order."""
         rows, columns = np.flatnonzero(in_baseline), np.flatnonzero(in_candidate)
         if not len(rows) or not len(columns):
             return
@@ -293,10 +293,10 @@ class _Work:
             rows, columns, own = rows[known], columns[known_columns], own[known]
             by_name = self._by_name(rows, columns, kinds)
         if by_name is None or not np.array_equal(*kinds):
-            traits = self._read_details(rows, columns)
+            traits = self._details_of(rows, columns)
             by_order = self._by_order(rows, columns, kinds, traits)
-            if by_name is None or _have_numbers_shifted(by_name, by_order, traits.places):
-                # Calls with numbers of their own took part in the search only to hold the others in their places.
+            if by_name is None or _have_numbers_shifted(by_name, by_order, traits.modules):
+                # Calls that are paired by number took part in the search only to keep the others in order.
                 others = ~own[by_order.baseline]
                 found = Matches(by_order.baseline[others], by_order.candidate[others], by_order.method)
                 self._pair_by_order(rows, columns, found)
@@ -311,14 +311,14 @@ class _Work:
     def _with_own_numbers(
         self, rows: Column, columns: Column, kinds: tuple[Column, Column]
     ) -> tuple[Mask, tuple[Column, Column]]:
-        """The rows of the baseline that have their program's own numbers, and the kinds of both sides with these in them."""
+        """Return which rows of the baseline are paired by number alone, and the kinds of both sides with those numbers."""
         values = number_values(self._vocabulary)
         numbers = self.sides[0].number[rows], self.sides[1].number[columns]
         holes = (
             has_holes(kinds[0], values[numbers[0]], kinds[1]),
             has_holes(kinds[1], values[numbers[1]], kinds[0]),
         )
-        counted_anew = _is_counted_anew(self.sides[0])[rows], _is_counted_anew(self.sides[1])[columns]
+        counted_anew = self.sides[0].respelled[rows], self.sides[1].respelled[columns]
         own = np.union1d(kinds[0][holes[0] & ~counted_anew[0]], kinds[1][holes[1] & ~counted_anew[1]])
         own = np.setdiff1d(own, np.union1d(kinds[0][counted_anew[0]], kinds[1][counted_anew[1]]))
         if len(own):
@@ -329,52 +329,52 @@ class _Work:
         )
 
     def _shifted_kinds(self, rows: Column, columns: Column, kinds: tuple[Column, Column], own: Column) -> Column:
-        """The kinds whose equal numbers stand in other modules, although both sides have calls of them in one module.
+        """Return the kinds whose equal numbers are in different modules, although both sides share a module for that kind.
 
-        So the calls that were not recorded are not the same on both sides: what is in one module belongs together.
+        For these, the two sides left out different calls: calls of the same module belong together.
         """
         at = np.flatnonzero(np.isin(kinds[0], own)), np.flatnonzero(np.isin(kinds[1], own))
         rows, columns = rows[at[0]], columns[at[1]]
         codes = dense_both(kinds[0][at[0]], kinds[1][at[1]])
-        places = self._read_details(rows, columns).places
-        named = [~np.isin(place, self._unplaced()) for place in places]
+        modules = self._details_of(rows, columns).modules
+        named = [~np.isin(module, self._without_module()) for module in modules]
         size = 1 + int(max(code.max(initial=0) for code in codes))
         shared = join(
-            *pack_both(*((code[is_], place[is_]) for code, place, is_ in zip(codes, places, named, strict=True)))
+            *pack_both(*((code[is_], module[is_]) for code, module, is_ in zip(codes, modules, named, strict=True)))
         )
         in_one_module = np.bincount(codes[0][named[0]][shared[0]], minlength=size) > 0
         pairs = join(*pack_both((codes[0], self.sides[0].number[rows]), (codes[1], self.sides[1].number[columns])))
         both_named = named[0][pairs[0]] & named[1][pairs[1]]
-        alike = places[0][pairs[0]] == places[1][pairs[1]]
+        alike = modules[0][pairs[0]] == modules[1][pairs[1]]
         agree = np.bincount(codes[0][pairs[0]][both_named & alike], minlength=size)
         clash = np.bincount(codes[0][pairs[0]][both_named & ~alike], minlength=size)
         shifted: Column = kinds[0][at[0]][(in_one_module & (agree <= clash))[codes[0]]]
         return shifted
 
     def _by_name(self, rows: Column, columns: Column, kinds: tuple[Column, Column]) -> tuple[Column, Column] | None:
-        """The pairs by name and number; None when a call of an op that both sides have is without partner."""
+        """Return the pairs by name and number; None when a call of an op that both sides have has no partner."""
         if len(rows) != len(columns):
             return None
-        numbers = [common_numbers(side, self._vocabulary) for side in self.sides]
+        numbers = self._numbers
         if numbers[0] is None or numbers[1] is None:
             return None
         found = join(*pack_both((kinds[0], numbers[0][rows]), (kinds[1], numbers[1][columns])))
         return found if len(found[0]) == len(rows) else None
 
-    def _by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column], traits: _Traits) -> Matches:
-        places = traits.places
+    def _by_order(self, rows: Column, columns: Column, kinds: tuple[Column, Column], traits: _DetailColumns) -> Matches:
+        modules = traits.modules
         search = OrderSearch(kinds, swapped=self._swapped)
-        for tokens in tokens_from_fine_to_coarse(kinds, places, traits.signatures, self._unplaced()):
+        for tokens in tokens_from_fine_to_coarse(kinds, modules, traits.signatures, self._without_module()):
             search.find(tokens)
         search.find_where_counts_agree(kinds)
-        # Threads may take turns differently: name, number and module say that it is the same call, although in another order.
+        # Threads may take turns differently: equal name, number and module mean the same call in another position.
         left = remaining(len(rows), search.found[0]), remaining(len(columns), search.found[1])
         moved = join(
             *pack_both(
                 *(
-                    (kind[at], place[at], side.number[calls[at]])
-                    for kind, place, side, calls, at in zip(
-                        kinds, places, self.sides, (rows, columns), left, strict=True
+                    (kind[at], module[at], side.number[calls[at]])
+                    for kind, module, side, calls, at in zip(
+                        kinds, modules, self.sides, (rows, columns), left, strict=True
                     )
                 )
             )
@@ -384,19 +384,21 @@ class _Work:
         )
         return Matches(found, partners, search.method)
 
-    def _read_details(self, rows: Column, columns: Column) -> _Traits:
-        read = []
-        for side, wanted, rename in zip(_SIDES, (rows, columns), self._rename_paths, strict=True):
-            details = self._details(side)
-            read.append(read_details([details[row] for row in wanted.tolist()], self._vocabulary, rename))
-        return _Traits((read[0][0], read[1][0]), (read[0][1], read[1][1]))
+    def _details_of(self, rows: Column, columns: Column) -> _DetailColumns:
+        if self._detail_columns is None:
+            self._detail_columns = tuple(
+                read_details(self._details(side), self._vocabulary, rename)
+                for side, rename in zip(_SIDES, self._rename_paths, strict=True)
+            )
+        (modules, signatures), (other_modules, other_signatures) = self._detail_columns
+        return _DetailColumns((modules[rows], other_modules[columns]), (signatures[rows], other_signatures[columns]))
 
-    def _unplaced(self) -> Column:
-        """The places that name no module."""
-        return np.array([number for (_, path), number in self._vocabulary.places.items() if not path], dtype=np.int64)
+    def _without_module(self) -> Column:
+        """Return the codes of details without a module path."""
+        return np.array([number for (_, path), number in self._vocabulary.modules.items() if not path], dtype=np.int64)
 
     def follow(self) -> None:
-        """Pair what follows a call that leads with what follows its partner."""
+        """Pair the calls that follow a leading call with those that follow its partner."""
         baseline, candidate = self.sides
         leaders = np.flatnonzero(baseline.leads & (self.partners[0] >= 0))
         rows = np.flatnonzero(~baseline.leads & (self.partners[0] < 0))
@@ -405,9 +407,9 @@ class _Work:
             return
         stems, first = np.unique(baseline.stem[leaders], return_index=True)
         leaders = leaders[first]
-        places = np.searchsorted(stems, baseline.stem[rows]).clip(max=len(stems) - 1)
-        follows = stems[places] == baseline.stem[rows]
-        rows, leaders = rows[follows], leaders[places[follows]]
+        at = np.searchsorted(stems, baseline.stem[rows]).clip(max=len(stems) - 1)
+        follows = stems[at] == baseline.stem[rows]
+        rows, leaders = rows[follows], leaders[at[follows]]
         found = join(
             *pack_both(
                 (candidate.stem[self.partners[0][leaders]], baseline.backward[rows], baseline.repeat[rows]),
@@ -417,13 +419,13 @@ class _Work:
         self._pair(rows[found[0]], columns[found[1]], self._how[leaders[found[0]]])
 
     def pair_orphans(self) -> None:
-        """Pair by name what follows a call that one side has without partner and the other side has lost."""
+        """Pair by name the calls whose leading call is unpaired on one side and lost on the other."""
         if not all(side.leads.any() for side in self.sides):
             return
         free, orphaned, keys = [], [], []
         for side, partners in zip(self.sides, self.partners, strict=True):
             alone = side.stem[side.leads & (partners < 0)]
-            rows = np.flatnonzero(~side.leads & (partners < 0) & ~_is_counted_anew(side))
+            rows = np.flatnonzero(~side.leads & (partners < 0) & ~side.respelled)
             is_orphan = ~np.isin(side.stem[rows], side.stem[side.leads])
             looks = is_orphan | np.isin(side.stem[rows], alone)
             rows = rows[looks]
@@ -435,7 +437,7 @@ class _Work:
         self._pair(free[0][found[0][of_one]], free[1][found[1][of_one]], _NAME)
 
     def leaderless(self) -> tuple[Mask, Mask]:
-        """The calls with nobody to follow. All that follow count, if one side has no calls that lead."""
+        """Return which following calls have no leading call; all of them, if one side has no leading calls at all."""
         one_sided = any(not side.leads.any() for side in self.sides)
         free = []
         for side, partners in zip(self.sides, self.partners, strict=True):
@@ -447,7 +449,7 @@ class _Work:
         return free[0], free[1]
 
     def result(self) -> Alignment:
-        """The finished alignment."""
+        """Return the finished alignment."""
         paired = np.flatnonzero(self.partners[0] >= 0)
         counts = np.bincount(self._how[paired], minlength=len(_HOWS)).tolist()
         return Alignment(

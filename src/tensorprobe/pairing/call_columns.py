@@ -1,8 +1,8 @@
-"""The calls of one side as columns of integers: what an alignment works on.
+"""The calls of one side as columns of integers, which an alignment works on.
 
-In: index entries, and details when they are needed. Out: arrays, a row for each call. Equal numbers mean equal ops, numbers,
-repeats, places and signatures on both sides, because both are read with one `Vocabulary`. Names are made canonical once
-for each distinct op, not for each call.
+In: index entries, and details when they are needed. Out: arrays with a row for each call. Both sides are read with one
+`Vocabulary`, so equal codes mean equal ops, numbers, repeats, modules and signatures. Names are made canonical once for
+each distinct op, not for each call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_DIGITS = 18
 
 
 class Detail(NamedTuple):
-    """What the line of a call says beyond its name: level, module path, and a signature of the shapes and dtypes."""
+    """What a call's line says beyond its name: level, module path, and a signature of its shapes and dtypes."""
 
     level: str
     module: str
@@ -35,24 +35,24 @@ Key = TypeVar("Key")
 
 
 def _numbering() -> defaultdict[Key, int]:
-    """Gives each new key the next number when it is looked up; with `get` it is an ordinary dict."""
+    """Return a dict that gives each new key the next number on lookup; `get` adds nothing."""
     return defaultdict(count().__next__)
 
 
 class Vocabulary:
-    """Numbers for what both sides speak of."""
+    """The codes that both sides share."""
 
     def __init__(self) -> None:
         self.ops: defaultdict[str, int] = _numbering()
         self.numbers: defaultdict[str, int] = _numbering()
         self.repeats: defaultdict[int, int] = _numbering()
-        self.places: defaultdict[tuple[str, str], int] = _numbering()
+        self.modules: defaultdict[tuple[str, str], int] = _numbering()
         self.signatures: defaultdict[Hashable, int] = _numbering()
 
 
 @dataclass(frozen=True)
 class Columns:
-    """One side. `spelling` numbers the ops as this side spells them; several may have one `op`."""
+    """One side. `spelling` numbers the ops as this side spells them; several spellings may have one `op`."""
 
     spelling: Column
     op: Column
@@ -60,15 +60,16 @@ class Columns:
     backward: Column
     repeat: Column
     stem: Column
-    """What a call has in common with its own repetitions and, except at level aten, with its backward."""
+    """Equal for a call, its recomputations and, except at level aten, its backward call."""
     leads: Mask
-    """Calls that are aligned for themselves; the others follow the one that has the same stem and leads."""
+    """Calls that are aligned by themselves; the others follow the leading call with the same stem."""
     spellings: dict[str, int]
-    op_of_spelling: Column
+    respelled: Mask
+    """Calls of ops that this side spells in several ways: each spelling has numbers of its own."""
 
 
 def read_columns(entries: Sequence[Entry], vocabulary: Vocabulary, rename: Callable[[str], str]) -> Columns:
-    """The columns of one side; `rename` is applied to its canonical ops."""
+    """Return the columns of one side; `rename` is applied to its canonical ops."""
     spellings: defaultdict[str, int] = _numbering()
     numbers, repeats = vocabulary.numbers, vocabulary.repeats
     rows: tuple[list[int], ...] = ([], [], [], [])
@@ -89,7 +90,7 @@ def read_columns(entries: Sequence[Entry], vocabulary: Vocabulary, rename: Calla
     spelling, number_column, backward_column, repeat_column = (np.array(row, dtype=np.int64) for row in rows)
     canonical = [rename(canonical_op(op)) for op in spellings]
     ops = np.array([vocabulary.ops[op] for op in canonical], dtype=np.int64)
-    # At level aten forward and backward are counted apart: equal numbers say nothing there.
+    # ATen ops are counted in each direction by itself: equal numbers do not link backward to forward.
     is_aten = np.array([op.startswith("Aten.") for op in canonical], dtype=np.bool_)[spelling]
     return Columns(
         spelling=spelling,
@@ -100,16 +101,16 @@ def read_columns(entries: Sequence[Entry], vocabulary: Vocabulary, rename: Calla
         stem=pack((spelling, number_column, backward_column * is_aten)),
         leads=(repeat_column == 0) & ((backward_column == 0) | is_aten),
         spellings=spellings,
-        op_of_spelling=ops,
+        respelled=(np.bincount(ops) > 1)[ops[spelling]],
     )
 
 
 def common_numbers(columns: Columns, vocabulary: Vocabulary) -> Column | None:
-    """The numbers, counted anew in execution order where several spellings have become one op.
+    """Return the numbers, counted again in execution order where several spellings are one op.
 
-    None when that cannot be done, because a call that would have to be counted has only its backward in the record.
+    Return None when that is impossible, because only the backward of a call to be counted was recorded.
     """
-    merged = (np.bincount(columns.op_of_spelling) > 1)[columns.op]
+    merged = columns.respelled
     if not merged.any():
         return columns.number
     leading = np.flatnonzero(merged & columns.leads)
@@ -119,17 +120,17 @@ def common_numbers(columns: Columns, vocabulary: Vocabulary) -> Column | None:
     rows = np.flatnonzero(merged)
     if not len(stems):
         return None
-    places = np.searchsorted(stems, columns.stem[rows]).clip(max=len(stems) - 1)
-    if not np.array_equal(stems[places], columns.stem[rows]):
+    at = np.searchsorted(stems, columns.stem[rows]).clip(max=len(stems) - 1)
+    if not np.array_equal(stems[at], columns.stem[rows]):
         return None
     spelled = [vocabulary.numbers[str(number)] for number in range(counts.max() + 1)]
     numbers = columns.number.copy()
-    numbers[rows] = np.array(spelled, dtype=np.int64)[counts[order][places]]
+    numbers[rows] = np.array(spelled, dtype=np.int64)[counts[order][at]]
     return numbers
 
 
 def number_values(vocabulary: Vocabulary) -> Column:
-    """What each code of `Vocabulary.numbers` stands for; -1 for a text that is no number."""
+    """Return the value of each code of `Vocabulary.numbers`; -1 for a text that is not a number."""
 
     def value(text: str) -> int:
         if not text.isdecimal():
@@ -140,9 +141,9 @@ def number_values(vocabulary: Vocabulary) -> Column:
 
 
 def has_holes(kinds: Column, values: Column, others: Column) -> Mask:
-    """For each row of one side whether the numbers of its kind leave some out; `others` are the kinds of the other side.
+    """Return for each row of one side whether the numbers of its kind have gaps; `others` are the other side's kinds.
 
-    A side that counts every kind from 1, and has most kinds as often as the other side, leaves nothing out.
+    A side that counts every kind from 1, and has most kinds as often as the other side, has no gaps.
     """
     kind, other = dense_both(kinds, others)
     size = 1 + int(max(kind.max(initial=0), other.max(initial=0)))
@@ -163,13 +164,13 @@ def has_holes(kinds: Column, values: Column, others: Column) -> Mask:
 def read_details(
     details: Sequence[Detail], vocabulary: Vocabulary, rename: Callable[[str], str]
 ) -> tuple[Column, Column]:
-    """The columns `place` (level and module path) and `signature`; `rename` is applied to module paths."""
+    """Return the columns of modules (level and path) and signatures; `rename` is applied to module paths."""
     distinct: defaultdict[Detail, int] = _numbering()
     rows = np.array([distinct[detail] for detail in details], dtype=np.int64)
-    places, signatures = vocabulary.places, vocabulary.signatures
-    place = [places[level, rename(module)] for level, module, _ in distinct]
+    modules, signatures = vocabulary.modules, vocabulary.signatures
+    module_codes = [modules[level, rename(module)] for level, module, _ in distinct]
     signature = [signatures[detail.signature] for detail in distinct]
-    return np.array(place, dtype=np.int64)[rows], np.array(signature, dtype=np.int64)[rows]
+    return np.array(module_codes, dtype=np.int64)[rows], np.array(signature, dtype=np.int64)[rows]
 
 
 class CallFinder:
@@ -188,7 +189,7 @@ class CallFinder:
             self._canonical.setdefault(canonical_op(op), []).append(spelling)
 
     def rows(self, name: CallName) -> Column:
-        """The rows of one call: all its repetitions, and both directions if the name does not say which."""
+        """Return the rows of one call: all its repetitions, and both directions if the name does not say which."""
         side = self._side
         rows: Column = self._by_number.get(self._numbers.get(name.number, -1), np.empty(0, dtype=np.int64))
         if name.direction:

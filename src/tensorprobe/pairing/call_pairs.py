@@ -1,7 +1,9 @@
-"""The paired calls of two segments, read side by side: each file once from front to back where the order allows it.
+"""Read the paired calls of two segments side by side, and find how two paired calls differ in structure.
 
-In: two segments and an alignment of their index entries. Out: pair by pair, in the baseline's order. Memory stays
-bounded: calls that the other side wants later are kept up to `MAX_KEPT`, beyond that they are read again by themselves.
+In: two segments and an alignment of their index entries. Out: the pairs in the baseline's order, and facts as (kind, detail):
+other slots, shapes, dtypes, arguments, an exception. Devices are expected to differ and are not reported. Each file is read
+once from front to back if the order allows it. Memory stays bounded: at most `MAX_KEPT` calls wait for their partner;
+beyond that, a call is read again by itself.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from tensorprobe.record.run import Entry, Segment
 
 MAX_KEPT = 20_000
 CHUNK = 2048
-"""Pairs that are handed on together."""
+"""Pairs that are processed together."""
 
 
 class CallPair(NamedTuple):
-    """Two calls that belong together, and the line of the baseline's."""
+    """Two paired calls, and the line of the baseline's call."""
 
     line: int
     baseline: Call
@@ -33,7 +35,7 @@ class CallPair(NamedTuple):
 
 
 def read_in_step(baseline: Segment, candidate: Segment) -> Iterator[list[CallPair] | None]:
-    """The pairs of two segments with the same calls in the same order, without their index; None once they are not."""
+    """Yield chunks of pairs of two segments with the same calls in the same order; None at the first difference."""
     chunk: list[CallPair] = []
     ours, theirs = baseline.calls(), candidate.calls()
     for left in ours:
@@ -57,7 +59,7 @@ def read_pairs(
     entries: tuple[Sequence[Entry], Sequence[Entry]],
     pairs: Sequence[tuple[int, int]],
 ) -> Iterator[CallPair | Skipped]:
-    """Each pair; or, in its place, why one of its lines cannot be read."""
+    """Yield each pair, or the reason why one of its lines cannot be read."""
     readers = [
         _Reader(segment, entries_of_side, [pair[side] for pair in pairs])
         for side, (segment, entries_of_side) in enumerate(zip(segments, entries, strict=True))
@@ -73,7 +75,7 @@ def read_pairs(
 
 
 class _Reader:
-    """One side: goes forward through the file, keeps what it passes and will be asked for."""
+    """One side: reads the file forward and keeps the calls that are wanted later."""
 
     def __init__(self, segment: Segment, entries: Sequence[Entry], wanted: list[int]) -> None:
         self._segment = segment
@@ -81,7 +83,7 @@ class _Reader:
         self._calls = segment.calls()
         self._next = 0
         self._kept: dict[int, Call | Skipped] = {}
-        # When positions only go up, as they nearly always do, nothing passed is asked for again.
+        # If positions only increase, as they nearly always do, no call is wanted later.
         rising = all(one < other for one, other in pairwise(wanted))
         self._wanted: set[int] = set() if rising else {entries[position].line for position in wanted}
 
@@ -116,7 +118,7 @@ _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|privateuseone)(:[0-9]+
 
 
 def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]], list[str], list[str]]:
-    """The slots that both calls have, in the baseline's order, and the names that only one of them has."""
+    """Return the slots that both calls have, in the baseline's order, and the names that only one of them has."""
     ours, theirs = baseline.slots, candidate.slots
     if len(ours) == len(theirs) and all(a.name == b.name for a, b in zip(ours, theirs, strict=True)):
         return list(zip(ours, theirs, strict=True)), [], []
@@ -133,7 +135,7 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
 
 
 def _positional_slot(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> list[tuple[Slot, Slot]]:
-    """Pairs of which one side was given by name and the other by place: tools and versions of torch differ in that."""
+    """Return pairs of slots where one side passed the tensor by keyword and the other by position."""
     if not has_named_positions(op):
         return []
     places = {positional_slot(op, name): name for name in by_name}
@@ -144,13 +146,13 @@ def _positional_slot(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> 
 
 
 def lacking_slots(lacking: list[str], extra: list[str]) -> Fact:
-    """That some slots are on one side only."""
+    """Return the fact that some slots are on one side only."""
     sides = [(f"only in baseline: {', '.join(lacking)}", lacking), (f"only in candidate: {', '.join(extra)}", extra)]
     return "slots", "; ".join(text for text, names in sides if names)
 
 
 def call_facts(baseline: Call, candidate: Call) -> Iterator[Fact]:
-    """What differs between the two calls besides their tensors."""
+    """Yield the differences between two calls other than in their tensors."""
     if baseline.raised != candidate.raised:
         yield "raised", _raised(baseline.raised, candidate.raised)
     unknown = any(
@@ -163,7 +165,7 @@ def call_facts(baseline: Call, candidate: Call) -> Iterator[Fact]:
 
 
 def slot_facts(baseline: Slot, candidate: Slot) -> Iterator[Fact]:
-    """Another shape, another dtype."""
+    """Yield the differences in shape and dtype."""
     if baseline.shape != candidate.shape:
         yield "shape", f"{baseline.name}: {list(baseline.shape)} in baseline, {list(candidate.shape)} in candidate"
     if baseline.dtype != candidate.dtype:
@@ -179,7 +181,7 @@ def _raised(baseline: str | None, candidate: str | None) -> str:
 
 
 def _argument_differences(baseline: Call, candidate: Call) -> Iterator[str]:
-    """Where the arguments of two calls differ: `argument 1: 2 → 3`, `kwarg approximate: absent → 'none'`."""
+    """Yield where the arguments of two calls differ: `argument 1: 2 → 3`, `kwarg approximate: absent → 'none'`."""
     ours, theirs = _as_list(baseline.args) or [], _as_list(candidate.args) or []
     if isinstance(ours, list) and isinstance(theirs, list):
         for number, (one, other) in enumerate(zip_longest(ours, theirs, fillvalue=_ABSENT)):
@@ -196,7 +198,7 @@ def _as_dict(kwargs: Any) -> dict[str, Any]:
 
 
 def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str]:
-    """Where two argument trees differ, in words, first the first."""
+    """Yield where two argument trees differ, in words, first the first."""
     baseline, candidate = _as_list(baseline), _as_list(candidate)
     if baseline == candidate or (_is_device(baseline) and _is_device(candidate)):
         return
@@ -214,7 +216,7 @@ def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str
 
 
 def _as_list(value: Any) -> Any:
-    """A tuple as a list: msprobe writes both alike, and no op tells them apart."""
+    """Return a tuple as a list: msprobe writes both alike, and no op tells them apart."""
     return value["value"] if isinstance(value, dict) and value.get("type") == "tuple" else value
 
 

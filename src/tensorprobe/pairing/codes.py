@@ -1,6 +1,6 @@
-"""Columns of integers made into one column, and columns joined: the arithmetic under an alignment.
+"""Combine columns of integers into one, and join columns: the arithmetic of an alignment.
 
-Equal rows get equal codes and different rows different ones, on both sides alike; a code has no other meaning.
+Equal rows get equal codes and different rows different codes, on both sides. A code has no other meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WIDEST_TABLE = 8
 
 
 def pack(columns: Sequence[Column]) -> Column:
-    """One code for each row. The columns hold no negative numbers."""
+    """Return one code for each row. The columns hold no negative numbers."""
     code = columns[0]
     for column in columns[1:]:
         width = int(column.max(initial=0)) + 1
@@ -29,7 +29,7 @@ def pack(columns: Sequence[Column]) -> Column:
 
 
 def dense(column: Column) -> Column:
-    """The same column with the numbers 0, 1, … instead of any."""
+    """Return the column with its distinct numbers replaced by 0, 1, …"""
     most = int(column.max(initial=0))
     if most > _WIDEST_TABLE * len(column):
         return np.unique(column, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -39,31 +39,31 @@ def dense(column: Column) -> Column:
 
 
 def pack_both(baseline: Sequence[Column], candidate: Sequence[Column]) -> tuple[Column, Column]:
-    """`pack` for two sides, so that codes can be compared between them."""
+    """Return `pack` of two sides, with codes that can be compared between them."""
     both = pack([np.concatenate(pair) for pair in zip(baseline, candidate, strict=True)])
     return both[: len(baseline[0])], both[len(baseline[0]) :]
 
 
 def dense_both(baseline: Column, candidate: Column) -> tuple[Column, Column]:
-    """`dense` for two sides."""
+    """Return `dense` of two sides, with the same numbers on both."""
     both = dense(np.concatenate((baseline, candidate)))
     return both[: len(baseline)], both[len(baseline) :]
 
 
 def remaining(count: int, done: Column) -> Column:
-    """The rows from 0 to `count` that are not done."""
+    """Return the rows below `count` that are not in `done`."""
     left = np.ones(count, dtype=np.bool_)
     left[done] = False
     return np.flatnonzero(left)
 
 
 def merge(*rows: Column) -> Column:
-    """Rows from several places, sorted."""
+    """Return all rows, sorted."""
     return np.sort(np.concatenate(rows), kind="stable")
 
 
 def occurrences(codes: Column) -> Column:
-    """For each row how many rows before it have the same code."""
+    """Return for each row how many rows before it have the same code."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     places = np.arange(len(codes))
@@ -75,7 +75,7 @@ def occurrences(codes: Column) -> Column:
 
 
 def join(baseline: Column, candidate: Column) -> tuple[Column, Column]:
-    """The rows with equal codes, the first of them with the first, the second with the second; in the baseline's order."""
+    """Return the pairs of rows with equal codes, n-th occurrence with n-th, in the baseline's order."""
     codes = pack_both((baseline, occurrences(baseline)), (candidate, occurrences(candidate)))
     _, rows, partners = np.intersect1d(*codes, assume_unique=True, return_indices=True)
     order = np.argsort(rows)
@@ -83,7 +83,7 @@ def join(baseline: Column, candidate: Column) -> tuple[Column, Column]:
 
 
 def count_common(baseline: Column, candidate: Column) -> int:
-    """How many rows could be joined."""
+    """Return how many rows could be joined."""
     codes = dense_both(baseline, candidate)
     size = int(max(codes[0].max(initial=-1), codes[1].max(initial=-1))) + 1
     return int(np.minimum(*(np.bincount(side, minlength=size) for side in codes)).sum())

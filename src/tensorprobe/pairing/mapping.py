@@ -1,8 +1,8 @@
-"""The pairs of names that the user knows: a file for `--map`.
+"""The file for `--map`: names that the user knows to belong together.
 
-Each line has the baseline's name and the candidate's, with `=` or space between them; `#` begins a comment. Or the file is
-one JSON object, baseline → candidate. A name is that of one call (`Functional.silu.0.forward`), of one call in both
-directions (`Functional.silu.0`), of an op (`Functional.silu`) or the beginning of ops up to a dot (`Module.layers`).
+Each line has a name of the baseline and one of the candidate, separated by `=` or spaces; `#` starts a comment. The file may
+also be one JSON object, baseline → candidate. A name means one call (`Functional.silu.0.forward`), one call in both
+directions (`Functional.silu.0`), an op (`Functional.silu`), or all ops with a prefix that ends at a dot (`Module.layers`).
 
     Functional.silu          = NPU.npu_silu
     Module.blocks              Module.layers          # the candidate's modules have another name
@@ -23,7 +23,7 @@ _EXAMPLE = "'Functional.silu = NPU.npu_silu'"
 
 
 class MappedCall(NamedTuple):
-    """Two calls that belong together. Without a direction: forward with forward, backward with backward."""
+    """Two calls that belong together. Without a direction, forward is paired with forward and backward with backward."""
 
     baseline: CallName
     candidate: CallName
@@ -31,13 +31,13 @@ class MappedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class NameMap:
-    """What the user knows. `ops`: the candidate's op, or beginning of ops, → the baseline's."""
+    """The user's map. `ops`: an op of the candidate, or a prefix of ops, → that of the baseline."""
 
     calls: tuple[MappedCall, ...] = ()
     ops: dict[str, str] = field(default_factory=dict)
 
     def rule_for(self, op: str) -> str | None:
-        """The longest beginning of a candidate's op that the map names; None when it names none."""
+        """Return the longest prefix of a candidate's op that the map names; None when it names none."""
         beginning = op if self.ops else ""
         while beginning:
             if beginning in self.ops:
@@ -46,12 +46,12 @@ class NameMap:
         return None
 
     def rename_op(self, op: str) -> str:
-        """A candidate's op as the baseline calls it."""
+        """Return the baseline's name for a candidate's op."""
         rule = self.rule_for(op)
         return op if rule is None else self.ops[rule] + op[len(rule) :]
 
     def rename_module(self, path: str) -> str:
-        """A candidate's module path as the baseline calls it."""
+        """Return the baseline's name for a candidate's module path."""
         if not self.ops:
             return path
         renamed = self.rename_op(f"Module.{path}")
@@ -65,18 +65,18 @@ class _Line(NamedTuple):
 
 
 def read_mapping(path: str | Path) -> NameMap:
-    """The map in a file; SettingsError says which line is wrong and why."""
+    """Read the map from a file; raise SettingsError with the line that is wrong and the reason."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SettingsError(f"there is no map file '{path}'.") from None
+        raise SettingsError(f"map file '{path}' does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the map file '{path}' cannot be read: {error}.") from None
+        raise SettingsError(f"cannot read map file '{path}': {error}.") from None
     return parse_mapping(text, source=str(path))
 
 
 def parse_mapping(text: str, *, source: str = "map") -> NameMap:
-    """The map that a text spells; `source` is what error messages call it."""
+    """Parse a map; error messages call it `source`."""
     calls: list[MappedCall] = []
     ops: dict[str, str] = {}
     seen: dict[tuple[str, str], str] = {}
@@ -87,7 +87,7 @@ def parse_mapping(text: str, *, source: str = "map") -> NameMap:
         for side, name in zip(("baseline", "candidate"), pair, strict=True):
             before = seen.setdefault((side, str(name)), line.where)
             if before is not line.where:
-                raise SettingsError(f"{line.where}: the {side}'s {str(name)!r} has a partner already ({before}).")
+                raise SettingsError(f"{line.where}: {side} name {str(name)!r} already has a partner ({before}).")
         if pair.baseline.number:
             calls.append(pair)
         else:
@@ -101,7 +101,7 @@ def _text_lines(text: str, source: str) -> Iterator[_Line]:
         where = f"{source}, line {number}"
         if names and len(names) != 2:
             raise SettingsError(
-                f"{where}: a line has two names, the baseline's and the candidate's, as in {_EXAMPLE}; got {len(names)}."
+                f"{where}: expected two names, baseline and candidate, as in {_EXAMPLE}; got {len(names)}."
             )
         if names:
             yield _Line(where, *names)
@@ -111,11 +111,11 @@ def _json_lines(text: str, source: str) -> Iterator[_Line]:
     try:
         items = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{source} begins as a JSON object but is none: {error}.") from None
+        raise SettingsError(f"{source} starts with '{{' but is not a JSON object: {error}.") from None
     for baseline, candidate in items:
         where = f"{source}, {baseline!r}"
         if not isinstance(candidate, str) or not candidate:
-            raise SettingsError(f"{where}: the candidate's name must be a text; got {candidate!r}.")
+            raise SettingsError(f"{where}: expected a string as the candidate's name, got {candidate!r}.")
         yield _Line(where, baseline, candidate)
 
 
@@ -123,7 +123,7 @@ def _parse_name(text: str, where: str) -> CallName:
     name = parse_call_name(text)
     family = family_of(text)
     if family not in FAMILIES:
-        hint = did_you_mean(family, FAMILIES) or f" Names begin with {', '.join(FAMILIES)}."
+        hint = did_you_mean(family, FAMILIES) or f" Names start with {', '.join(FAMILIES)}."
         raise SettingsError(f"{where}: {text!r} is not the name of a call or an op.{hint}")
     return name
 
@@ -133,8 +133,8 @@ def _demand_same_kind(line: _Line, pair: MappedCall) -> None:
     if bool(baseline.number) != bool(candidate.number):
         one, other = (line.baseline, line.candidate) if baseline.number else (line.candidate, line.baseline)
         raise SettingsError(
-            f"{line.where}: {one!r} is one call and {other!r} is every call of an op. Give both a number, or none."
+            f"{line.where}: {one!r} is one call, {other!r} is every call of an op. Give both names a number, or neither."
         )
     if baseline.direction != candidate.direction:
         said = " and ".join(repr(name.direction or "no direction") for name in pair)
-        raise SettingsError(f"{line.where}: the two names must have the same direction; they have {said}.")
+        raise SettingsError(f"{line.where}: expected the same direction in both names, got {said}.")

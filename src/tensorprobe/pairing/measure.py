@@ -1,8 +1,8 @@
-"""Execute the plan: measure every pair of slots of one rank in one step. Facts only, no threshold and no opinion.
+"""Measure every pair of slots of one rank in one step. Facts only: no threshold, no verdict.
 
-In: two runs, a step and a rank of each, an alignment's options. Out: `Measured` columns, findings of structure, and the
-bucket of every call. Tensors with equal digests are not read; a pair of tensors that shows up in several calls is
-measured once. Where there are no values, statistics stand in, and the column `basis` says so.
+In: two runs, a step and a rank of each, the options of the alignment. Out: `Measured` columns, structural findings, and the
+bucket of every call. Tensors with equal digests are not read. A pair of tensors that occurs in several calls is measured
+once. If a tensor has no recorded values, its statistics are compared, and the column `basis` says so.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, islice
-from typing import Any, Literal
+from typing import Any
 
 import numpy
 
@@ -35,12 +36,12 @@ from tensorprobe.pairing.call_pairs import (
     read_pairs,
     slot_facts,
 )
-from tensorprobe.pairing.tensor_pairs import Jobs, RowLists, stored_alike
+from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, stored_alike
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
 
 MAX_SUGGESTED = 50
-"""Calls without a partner for which the nearest one is looked up; each costs a search."""
+"""Unpaired calls for which the nearest call is suggested; each costs a search."""
 MAX_FINDINGS = 10_000
 _HARD = ("shape", "slots", "raised")
 
@@ -52,7 +53,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class SegmentPair:
-    """Which step and rank of the baseline meets which of the candidate."""
+    """One step and rank of the baseline, and the step and rank of the candidate to compare it with."""
 
     step: int
     rank: int
@@ -68,23 +69,23 @@ def measure_segment(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> Measured:
-    """Align and measure one step of one rank; `progress` is told how many pairs of calls were done."""
+    """Align and measure one step of one rank; call `progress` with the number of call pairs that each chunk adds."""
     segments = (
         runs[0].segment(pair.step, pair.rank),
         runs[1].segment(pair.candidate_step, pair.candidate_rank),
     )
     options = options or Options()
-    with _collector_paused():
+    with _collector_paused(), Kernel(segments, threads) as kernel:
         if options.mapping is None:
-            measured = _measure_in_step(segments, pair, threads, progress)
+            measured = _measure_in_step(segments, pair, kernel, progress)
             if measured is not None:
                 return measured
-        return _measure_aligned(segments, pair, options, threads, progress)
+        return _measure_aligned(segments, pair, options, kernel, progress)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Millions of small objects are made and none of them in a cycle: looking for cycles would double the time."""
+    """Pause the garbage collector: millions of small objects without cycles would double the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -95,57 +96,48 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _measure_in_step(
-    segments: tuple[Segment, Segment], pair: SegmentPair, threads: int, progress: Progress | None
+    segments: tuple[Segment, Segment], pair: SegmentPair, kernel: Kernel, progress: Progress | None
 ) -> Measured | None:
-    """For two segments with the same calls in the same order, as nearly all have: one pass, and no index. Else None."""
-    with _Table(segments, threads, pair) as table:
-        for chunk in read_in_step(*segments):
-            if chunk is None:
-                return None
-            table.add(chunk)
-            if progress is not None:
-                progress(len(chunk))
-        return table.measured()
+    """Measure two segments that have the same calls in the same order, in one pass; None if they do not."""
+    table = _Table(kernel, pair)
+    for chunk in read_in_step(*segments):
+        if chunk is None:
+            return None
+        table.add(chunk)
+        if progress is not None:
+            progress(len(chunk))
+    return table.measured()
 
 
 def _measure_aligned(
-    segments: tuple[Segment, Segment], pair: SegmentPair, options: Options, threads: int, progress: Progress | None
+    segments: tuple[Segment, Segment], pair: SegmentPair, options: Options, kernel: Kernel, progress: Progress | None
 ) -> Measured:
-    """For two segments whose calls are to be aligned first."""
+    """Align two segments, then measure the pairs. Tensors that `_measure_in_step` has measured are not measured again."""
     indexes = (segments[0].index(), segments[1].index())
     entries = (indexes[0].entries, indexes[1].entries)
-    details = _Details(segments, entries)
-    alignment = align_calls(*entries, details.of, options)
-    with _Table(segments, threads, pair) as table:
-        damaged = (len(indexes[0].damage), len(indexes[1].damage))
-        if any(damaged):
-            table.skip(Skipped.DAMAGED_LINE, sum(damaged))
-        pairs = read_pairs(segments, entries, alignment.pairs)
-        while chunk := list(islice(pairs, CHUNK)):
-            table.add([pair for pair in chunk if isinstance(pair, CallPair)])
-            for reason in chunk:
-                if isinstance(reason, Skipped):
-                    table.skip(reason, 2)
-            if progress is not None:
-                progress(len(chunk))
-        table.add_unpaired(entries, alignment, details, damaged)
-        measured = table.measured()
+
+    @cache
+    def details(side: RunSideName) -> list[Detail]:
+        at = side == "candidate"
+        return _read_details(segments[at], entries[at])
+
+    alignment = align_calls(*entries, details, options)
+    table = _Table(kernel, pair)
+    damaged = (len(indexes[0].damage), len(indexes[1].damage))
+    if any(damaged):
+        table.skip(Skipped.DAMAGED_LINE, sum(damaged))
+    pairs = read_pairs(segments, entries, alignment.pairs)
+    while chunk := list(islice(pairs, CHUNK)):
+        table.add([read for read in chunk if isinstance(read, CallPair)])
+        for reason in chunk:
+            if isinstance(reason, Skipped):
+                table.skip(reason, 2)
+        if progress is not None:
+            progress(len(chunk))
+    table.add_unpaired(entries, alignment, details, damaged)
+    measured = table.measured()
     measured.unused_map, measured.coarse = alignment.unused_map, alignment.method != "exact"
     return measured
-
-
-class _Details:
-    """Level, module, and shapes and dtypes of the slots, of every call; read when names do not settle the alignment."""
-
-    def __init__(self, segments: tuple[Segment, Segment], entries: tuple[Sequence[Entry], Sequence[Entry]]) -> None:
-        self._segments, self._entries = segments, entries
-        self._read: dict[str, list[Detail]] = {}
-
-    def of(self, side: Literal["baseline", "candidate"]) -> list[Detail]:
-        if side not in self._read:
-            at = side == "candidate"
-            self._read[side] = _read_details(self._segments[at], self._entries[at])
-        return self._read[side]
 
 
 def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
@@ -161,11 +153,10 @@ def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
 
 
 class _Table:
-    """Columns in the making. A context manager: leaving it with an error stops the threads."""
+    """The columns while they are filled."""
 
-    def __init__(self, segments: tuple[Segment, Segment], threads: int, pair: SegmentPair) -> None:
-        self._sources = (segments[0].source, segments[1].source)
-        self._jobs = Jobs(threads)
+    def __init__(self, kernel: Kernel, pair: SegmentPair) -> None:
+        self._kernel = kernel
         self._pair = pair
         self._calls = Calls()
         self._buckets = Buckets()
@@ -174,17 +165,10 @@ class _Table:
         self._found: dict[str, int] = {}
         self._keys: dict[Any, int] = {}
         self._forwards: dict[str, int] = {}
-        self._job_of: dict[Any, int] = {}
         self._rows = RowLists()
 
-    def __enter__(self) -> _Table:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._jobs.abandon()
-
     def add(self, pairs: list[CallPair]) -> None:
-        """The columns of some more calls."""
+        """Add the columns of more pairs of calls."""
         first, calls = len(self._calls.name), self._calls
         ours, theirs = [pair.baseline for pair in pairs], [pair.candidate for pair in pairs]
         calls.name += [call.name for call in ours]
@@ -200,7 +184,7 @@ class _Table:
         for number, call in enumerate(ours, start=first):
             if forward := forward_name(call.name):
                 calls.direction.append("backward")
-                # ATen calls of the two directions are counted apart: their numbers say nothing of each other.
+                # ATen ops are counted in each direction by itself: equal numbers do not link backward to forward.
                 calls.forward.append(self._forwards.get(forward, -1) if call.level.links_backward else -1)
             else:
                 calls.direction.append("forward")
@@ -224,7 +208,7 @@ class _Table:
             self._find(kind, pair.line, pair.baseline.name, pair.baseline.module, detail)
 
     def _add_slots(self, ours: list[Call], theirs: list[Call], facts: dict[int, list[Fact]]) -> list[int]:
-        """The rows of some calls; how many each of them has."""
+        """Add the rows of some calls, and return how many rows each call has."""
         left, right = [slot for call in ours for slot in call.slots], [slot for call in theirs for slot in call.slots]
         counts = [len(call.slots) for call in ours]
         in_step = counts == [len(call.slots) for call in theirs]
@@ -244,7 +228,7 @@ class _Table:
     def _pair_slots(
         self, ours: list[Call], theirs: list[Call], facts: dict[int, list[Fact]]
     ) -> tuple[list[Slot], list[Slot], list[int]]:
-        """The same, where calls have slots that the other side has not."""
+        """Return the paired slots of both sides and their number for each call; note the slots that only one side has."""
         left: list[Slot] = []
         right: list[Slot] = []
         counts = []
@@ -253,13 +237,13 @@ class _Table:
             left += [pair[0] for pair in pairs]
             right += [pair[1] for pair in pairs]
             counts.append(len(pairs))
-            # A call that raised has no outputs: that is said already.
+            # A call that raised has no outputs; the exception is reported already.
             if (lacking or extra) and a.raised == b.raised:
                 facts.setdefault(number, []).append(lacking_slots(lacking, extra))
         return left, right, counts
 
     def _measure(self, left: list[Slot], right: list[Slot]) -> None:
-        """Decide from what each pair is measured, and hand it on."""
+        """Decide what each pair is measured from, and start measuring."""
         rows = self._rows
         start = len(rows.basis)
         rows.basis += [
@@ -293,36 +277,29 @@ class _Table:
         ]
 
     def _hand_over(self, at: int, ours: Slot, theirs: Slot) -> None:
-        """Let the kernel measure the values of a row, unless another row has the same ones or they cannot be read."""
+        """Let the kernel measure the values of a row, unless another row has the same pair or the values cannot be read."""
         rows = self._rows
         if ours.dtype not in _DTYPE_CODES or theirs.dtype not in _DTYPE_CODES:
             rows.leave_out(at, Unmeasured.DTYPE, f"dtype {ours.dtype} is unknown")
             return
-        identity: tuple[object, ...] = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype)
         if ours.dtype != theirs.dtype:
             rows.note[at] = f"{ours.dtype} against {theirs.dtype}, in the wider of both"
-        if ours.stride is not None or theirs.stride is not None:
-            identity = (*identity, ours.stride, theirs.stride)
-            if stored_alike(ours, theirs):
-                if ours.digest is not None and ours.digest == theirs.digest and ours.dtype == theirs.dtype:
-                    rows.basis[at] = DIGEST
-                    return
-                rows.permuted[at] = ours
-        job = self._job_of.get(identity)
-        if job is None:
-            try:
-                job = self._job_of[identity] = self._jobs.add((ours, theirs), self._sources)
-            except TensorDamaged as damage:
-                rows.permuted.pop(at, None)
-                rows.leave_out(at, Unmeasured.DAMAGED, f"damaged: {damage}")
-                if ours.summary is not None and theirs.summary is not None:
-                    rows.basis[at] = STATISTICS
+        if (ours.stride is not None or theirs.stride is not None) and stored_alike(ours, theirs):
+            if ours.digest is not None and ours.digest == theirs.digest and ours.dtype == theirs.dtype:
+                rows.basis[at] = DIGEST
                 return
-        rows.job[at] = job
+            rows.permuted[at] = ours
+        try:
+            rows.job[at] = self._kernel.measure(ours, theirs)
+        except TensorDamaged as damage:
+            rows.permuted.pop(at, None)
+            rows.leave_out(at, Unmeasured.DAMAGED, f"damaged: {damage}")
+            if ours.summary is not None and theirs.summary is not None:
+                rows.basis[at] = STATISTICS
 
     def measured(self) -> Measured:
-        """Wait for the threads, and give the finished columns."""
-        rows = self._rows.finish(self._jobs.results(), self._calls.direction)
+        """Wait for the threads and return the finished columns."""
+        rows = self._rows.finish(self._kernel.results(), self._calls.direction)
         pair = self._pair
         return Measured(
             pair.step,
@@ -339,16 +316,16 @@ class _Table:
         self,
         entries: tuple[Sequence[Entry], Sequence[Entry]],
         alignment: Alignment,
-        details: _Details,
+        details: Callable[[RunSideName], Sequence[Detail]],
         damaged: tuple[int, int],
     ) -> None:
-        """The calls that only one side has, with the nearest of the other side for the first of them."""
+        """Add the calls that only one side has; suggest the nearest call of the other side for the first of them."""
         sides: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
         only = []
         for side, positions, held, lost in zip(
             sides, (alignment.only_baseline, alignment.only_candidate), entries, damaged[::-1], strict=True
         ):
-            # Activation checkpointing in one run only: what it computes again has no partner, and is no difference.
+            # With activation checkpointing in one run only, recomputed calls have no partner. That is no difference.
             only.append([position for position in positions if not held[position].repeat])
             if again := len(positions) - len(only[-1]):
                 self.skip(_AGAIN[side], again)
@@ -358,16 +335,16 @@ class _Table:
         self._buckets.only_baseline += len(only[0])
         self._buckets.only_candidate += len(only[1])
         if any(only):
-            suggestions = Suggestions(alignment, *entries, details.of)
+            suggestions = Suggestions(alignment, *entries, details)
             for side, positions in zip(sides, only, strict=True):
                 self._add_unpaired_side(side, positions, entries, details, suggestions)
 
     def _add_unpaired_side(
         self,
-        side: Literal["baseline", "candidate"],
+        side: RunSideName,
         positions: Sequence[int],
         entries: tuple[Sequence[Entry], Sequence[Entry]],
-        details: _Details,
+        details: Callable[[RunSideName], Sequence[Detail]],
         suggestions: Suggestions,
     ) -> None:
         ours, theirs = entries if side == "baseline" else entries[::-1]
@@ -375,7 +352,7 @@ class _Table:
         for number, position in enumerate(positions[:MAX_FINDINGS]):
             near = suggestions.nearest(side, position) if number < MAX_SUGGESTED else None
             suggestion = "" if near is None else f"{theirs[near.position].name} ({near.reason})"
-            module = details.of(side)[position].module
+            module = details(side)[position].module
             self._find(kind, ours[position].line, ours[position].name, module, suggestion=suggestion)
         self._findings_left_out += max(0, len(positions) - MAX_FINDINGS)
 
@@ -383,7 +360,7 @@ class _Table:
         self, kind: FindingKind, line: int, call: str, module: str, detail: str = "", suggestion: str = ""
     ) -> None:
         self._found[kind] = self._found.get(kind, 0) + 1
-        if self._found[kind] > MAX_FINDINGS:  # of each kind: many other dtypes must not hide a missing call
+        if self._found[kind] > MAX_FINDINGS:  # for each kind: many findings about dtypes must not hide a missing call
             self._findings_left_out += 1
             return
         pair = self._pair
@@ -419,7 +396,7 @@ def _why_not(ours: Slot, theirs: Slot) -> tuple[Unmeasured, str]:
 
 
 def _are_hidden(ours: Summary, theirs: Summary) -> bool:
-    """Whether there is a NaN on both sides of a dump whose tool lets it into every statistic: none tells of the rest then."""
+    """Return whether NaN hides every statistic: some tools do not leave NaN out, and then nothing describes the rest."""
     if ours.nan >= 0 or theirs.nan >= 0:
         return False
     pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))

@@ -1,6 +1,6 @@
-"""For a call without a partner: what may have been meant. For runs without a pair: what may be wrong.
+"""Suggest the nearest call for a call without a partner, and a reason when no calls pair at all.
 
-In: an alignment and the entries of both sides. Out: suggestions for messages; nothing is paired here.
+In: an alignment and the entries of both sides. Out: suggestions for messages. Nothing is paired here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_NAMES = 100_000
 
 
 class Suggestion(NamedTuple):
-    """A call of the other side, why it is suggested, and whether it has another partner already."""
+    """A call of the other side, why it is suggested, and whether it already has another partner."""
 
     position: int
     reason: str
@@ -48,7 +48,7 @@ class _Traits(NamedTuple):
 
 
 class _Side:
-    """What is looked up of one side."""
+    """The calls of one side, for lookup."""
 
     def __init__(self, entries: Sequence[Entry], details: Sequence[Detail], only: list[int], paired: list[int]) -> None:
         self._entries, self._details = entries, details
@@ -72,7 +72,7 @@ class _Side:
 
 
 class Suggestions:
-    """Suggestions for the unpaired calls of one alignment; made once, asked often."""
+    """Suggestions for the unpaired calls of one alignment. Make it once and ask often."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Suggestions:
         }
 
     def nearest(self, side: SideName, position: int) -> Suggestion | None:
-        """The call of the other side that an unpaired call most likely belongs to; None when nothing is near."""
+        """Return the call of the other side that an unpaired call most likely belongs to; None when nothing is near."""
         other = self._sides["candidate" if side == "baseline" else "baseline"]
         wanted = self._sides[side].traits(position)
         place = self._expected_place(side, position)
@@ -108,7 +108,7 @@ class Suggestions:
         return self._nearest_paired(other, wanted, place)
 
     def _expected_place(self, side: SideName, position: int) -> int:
-        """Where the partner would stand if there were one: behind the partner of the pair before."""
+        """Return where a partner is expected: after the partner of the pair before."""
         before = bisect_left(self._sides[side].paired, position)
         return self._partners[side][before - 1] + 1 if before else 0
 
@@ -120,25 +120,13 @@ class Suggestions:
         return Suggestion(min(same, key=lambda each: abs(each - place)), "same op nearby, with another partner", True)
 
 
-def suggest(
-    alignment: Alignment,
-    side: SideName,
-    position: int,
-    baseline: Sequence[Entry],
-    candidate: Sequence[Entry],
-    details: Callable[[SideName], Sequence[Detail]],
-) -> Suggestion | None:
-    """`Suggestions.nearest` for one call; for many, make the `Suggestions` once."""
-    return Suggestions(alignment, baseline, candidate, details).nearest(side, position)
-
-
 def _around(positions: list[int], place: int) -> list[int]:
     at = bisect_left(positions, place)
     return positions[max(0, at - _LOOK_AT) : at + _LOOK_AT]
 
 
 def _rate(wanted: _Traits, offered: _Traits, distance: int) -> tuple[float, str] | None:
-    """How good an offer is, and why; None for one that means nothing."""
+    """Return how good a suggestion is, and why; None if it is not worth making."""
     if wanted.direction != offered.direction:
         return None
     similarity = op_similarity(wanted.op, offered.op)
@@ -149,12 +137,12 @@ def _rate(wanted: _Traits, offered: _Traits, distance: int) -> tuple[float, str]
     if similarity == 1 and distance <= _NEARBY:
         return 2 + nearness, "same op nearby"
     if in_module and distance <= 2:
-        return nearness, "same place in the same module"
+        return nearness, "same position in the same module"
     return None
 
 
 def op_similarity(one: str, other: str) -> float:
-    """From 0 to 1; 1 for the same op. `Functional.silu` and `NPU.npu_silu` are similar, families do not count."""
+    """Return from 0 to 1 how similar the names are, without their families: `Functional.silu` is like `NPU.npu_silu`."""
     if one == other:
         return 1.0
     short, long = sorted(
@@ -166,20 +154,20 @@ def op_similarity(one: str, other: str) -> float:
 
 
 def nothing_paired_hint(baseline_names: Iterable[str], candidate_names: Iterable[str]) -> str:
-    """What may be the reason that no call has a partner, with what to try."""
+    """Return a likely reason why no call has a partner, and what to try."""
     baseline, candidate = ([*islice(names, _MOST_NAMES)] for names in (baseline_names, candidate_names))
     for side, names in (("baseline", baseline), ("candidate", candidate)):
         if not names:
             return f"The {side} holds no calls."
         odd = next((name for name in names if family_of(name) not in FAMILIES), None)
         if odd is not None and all(family_of(name) not in FAMILIES for name in names):
-            return f"The {side}'s names, such as {odd!r}, are not names of calls as in 'Functional.conv2d.0.forward'."
+            return f"The {side}'s names, such as {odd!r}, are not call names such as 'Functional.conv2d.0.forward'."
     return (
         _other_level(baseline, candidate)
         or _other_direction(baseline, candidate)
         or _wrapped(baseline, candidate)
         or f"Baseline names start with {_first(baseline)}; candidate names with {_first(candidate)}. "
-        "If you know which belong together, say so with --map."
+        "If you know which names belong together, pass them with --map."
     )
 
 
@@ -205,7 +193,7 @@ def _other_direction(baseline: list[str], candidate: list[str]) -> str:
 
 
 def _wrapped(baseline: list[str], candidate: list[str]) -> str:
-    """One side's module paths are the other's with something before them."""
+    """Return a hint if the module paths of one side are those of the other with a prefix."""
     paths = [dict.fromkeys(_module_paths(names)) for names in (baseline, candidate)]
     for outer, inner in ((0, 1), (1, 0)):
         found: Counter[str] = Counter()

@@ -1,13 +1,14 @@
 """Order-preserving alignment of two sequences of integers.
 
-In: two arrays in which equal numbers mean "may be a pair". Out: positions in both, strictly increasing, of equal numbers.
-While the sequences differ in at most `MOST_EDITS` places the result is the longest there is (`exact`). Beyond that it is
-found with anchors, numbers that both sides have once, and step by step between them (`approximate`); where even that
-would take too long, the first of a number is taken for the first, the second for the second (`coarse`). The time is
-bounded by some seconds for a million numbers, whatever they are.
+In: two arrays, in which equal numbers may be pairs. Out: positions of equal numbers in both, strictly increasing.
 
-Sequences are never compared position by position in Python: hashes of all beginnings tell in a few array operations how
-far two places run alike, for all diagonals of the edit graph at once.
+- `exact`: the longest common subsequence, if the sequences differ in at most `MOST_EDITS` insertions and deletions.
+- `approximate`: beyond that. Numbers that each side has once are anchors; the gaps between them are searched step by step.
+- `coarse`: if that takes too long, the n-th occurrence of a number is paired with the n-th on the other side.
+
+A million numbers take a few seconds at most. No loop in Python compares positions: hashes of all prefixes give the length of
+the common run at two positions in a few array operations, for all diagonals of the edit graph at once. `OrderSearch` applies
+this to calls in passes, from calls that agree in everything to calls that agree in the op alone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from tensorprobe.pairing.codes import Column, Mask, count_common, dense_both, me
 
 Method = Literal["exact", "approximate", "coarse"]
 METHODS: tuple[Method, ...] = ("exact", "approximate", "coarse")
-"""From the best to the coarsest."""
+"""From the best method to the coarsest."""
 MOST_EDITS = 2500
-"""Up to so many insertions and deletions the alignment is exact: about 2 seconds and 25 MB at the limit."""
+"""The alignment is exact up to this many insertions and deletions: about 2 seconds and 25 MB at the limit."""
 
 _MOST_ROUNDS = 8
 _EDITS_IN_A_STEP = 500
@@ -34,7 +35,7 @@ _UNREACHED = -(1 << 40)
 
 
 class Matches(NamedTuple):
-    """Positions that belong together, and how they were found."""
+    """Positions of the pairs on both sides, and how they were found."""
 
     baseline: Column
     candidate: Column
@@ -42,11 +43,11 @@ class Matches(NamedTuple):
 
 
 def align_sequences(baseline: Column, candidate: Column, *, most_edits: int = MOST_EDITS) -> Matches:
-    """Positions of equal numbers in both, strictly increasing on both sides."""
+    """Return positions of equal numbers, strictly increasing on both sides."""
     a, b = dense_both(baseline, candidate)
     rows, columns = np.arange(len(a)), np.arange(len(b))
     found: list[tuple[Column, Column]] = []
-    for _ in range(_MOST_ROUNDS):  # what is cut off at the ends and what is dropped may each make room for the other
+    for _ in range(_MOST_ROUNDS):  # cutting common ends and dropping unshared numbers may each make more of the other
         head, tail = _common_ends(a, b)
         found += [(rows[:head], columns[:head]), (rows[len(a) - tail :], columns[len(b) - tail :])]
         a, rows = a[head : len(a) - tail], rows[head : len(rows) - tail]
@@ -65,12 +66,12 @@ def align_sequences(baseline: Column, candidate: Column, *, most_edits: int = MO
 
 
 def gaps(matched: Column, rows: Column) -> Column:
-    """For each row the number of matched rows before it: rows with the same number lie in the same gap."""
+    """Return for each row the number of matched rows before it: rows with the same number lie in the same gap."""
     return np.searchsorted(matched, rows).astype(np.int64)
 
 
 def longest_increasing(values: Column) -> Column:
-    """The positions of a longest strictly increasing subsequence."""
+    """Return the positions of a longest strictly increasing subsequence."""
     if len(values) < 2 or bool(np.all(values[1:] > values[:-1])):
         return np.arange(len(values))
     tails: list[int] = []
@@ -102,7 +103,7 @@ def _common_ends(a: Column, b: Column) -> tuple[int, int]:
 
 
 def _first_true(flags: Mask) -> int:
-    """The place of the first true one; the length when there is none."""
+    """Return the position of the first true flag; the length when there is none."""
     return int(flags.argmax()) if flags.any() else len(flags)
 
 
@@ -112,7 +113,7 @@ def _counts(a: Column, b: Column) -> tuple[Column, Column]:
 
 
 def _shared(a: Column, b: Column) -> tuple[Mask, Mask]:
-    """Which numbers occur on the other side too."""
+    """Return which numbers occur on the other side too."""
     in_a, in_b = _counts(a, b)
     return in_b[a] > 0, in_a[b] > 0
 
@@ -123,7 +124,7 @@ def _align_core(a: Column, b: Column, most_edits: int) -> Matches:
 
 
 def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
-    """Anchors first, then anchors between anchors until there are none; then what lies between."""
+    """Pair anchors, then anchors between anchors until there are no more, then fill the gaps."""
     done: tuple[Column, Column] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     method: Method = "approximate"
     for has_more in (True,) * _MOST_ROUNDS + (False,):
@@ -143,7 +144,7 @@ def _approximate(a: Column, b: Column, most_edits: int) -> Matches:
 
 
 def _fill(a: Column, b: Column, most_edits: int, *, try_exactly: bool) -> Matches:
-    """Exactly, if that is possible; else step by step, and what is left when the steps are used up coarsely."""
+    """Align exactly if possible, else in a bounded number of steps, and the rest coarsely."""
     exact = _shortest_edit(a, b, most_edits) if try_exactly else None
     if exact is not None:
         return Matches(*exact, "approximate")
@@ -165,7 +166,7 @@ def _fill(a: Column, b: Column, most_edits: int, *, try_exactly: bool) -> Matche
 
 
 def _anchors(a: Column, b: Column) -> tuple[Column, Column]:
-    """Numbers that each side has once, as many as keep their order."""
+    """Return pairs of numbers that each side has once: the most that keep their order."""
     in_a, in_b = _counts(a, b)
     once = (in_a == 1) & (in_b == 1)
     rows, columns = np.flatnonzero(once[a]), np.flatnonzero(once[b])
@@ -181,7 +182,7 @@ def _first_with_first(a: Column, b: Column) -> tuple[Column, Column]:
 
 
 class _CommonRuns:
-    """How far a from x and b from y run alike, for many (x, y) at once."""
+    """Length of the common run of a from x and b from y, for many (x, y) at once."""
 
     def __init__(self, a: Column, b: Column) -> None:
         self._a, self._b = a, b
@@ -199,7 +200,7 @@ class _CommonRuns:
         return hashes
 
     def lengths(self, x: Column, y: Column) -> Column:
-        """For each pair of places the length of the common run that begins there."""
+        """Return for each pair of positions the length of the common run that begins there."""
         room = np.minimum(len(self._a) - x, len(self._b) - y)
         result = np.zeros(len(x), dtype=np.int64)
         inside = np.flatnonzero(room > 0)
@@ -226,7 +227,7 @@ class _CommonRuns:
 
 
 class _Row(NamedTuple):
-    """How far each diagonal low, low + 2, … is reached with one number of edits."""
+    """The furthest point on each diagonal low, low + 2, … for one number of edits."""
 
     low: int
     reach: Column
@@ -245,7 +246,7 @@ class _Search(NamedTuple):
 
 
 def _shortest_edit(a: Column, b: Column, most_edits: int) -> tuple[Column, Column] | None:
-    """A longest common subsequence by Myers' greedy search; None when it takes more than `most_edits` edits."""
+    """Return a longest common subsequence by Myers' greedy search; None when it takes more than `most_edits` edits."""
     in_a, in_b = _counts(a, b)
     if int(np.abs(in_a - in_b).sum()) > most_edits:
         return None
@@ -253,12 +254,12 @@ def _shortest_edit(a: Column, b: Column, most_edits: int) -> tuple[Column, Colum
     if search.end != search.lengths:
         return None
     pairs = _walk_back(search)
-    # Two runs that differ may have one hash, in theory; then the search went wrong somewhere.
+    # In theory, different runs may have equal hashes; then the search has gone wrong.
     return pairs if np.array_equal(a[pairs[0]], b[pairs[1]]) else None
 
 
 def _furthest(a: Column, b: Column, most_edits: int) -> _Search:
-    """Search with ever more edits until the ends of both are reached, or `most_edits` are used."""
+    """Search with more and more edits until the ends of both are reached, or `most_edits` are used."""
     runs = _CommonRuns(a, b)
     across, down = len(a), len(b)
     zero = most_edits + 2
@@ -285,7 +286,7 @@ def _furthest(a: Column, b: Column, most_edits: int) -> _Search:
 
 
 def _walk_back(search: _Search) -> tuple[Column, Column]:
-    """The pairs on the way to the furthest point."""
+    """Return the pairs on the path to the furthest point."""
     x, y = search.end
     runs: list[tuple[int, int, int]] = []
     for row in reversed(search.rows[:-1]):
@@ -308,7 +309,7 @@ def _walk_back(search: _Search) -> tuple[Column, Column]:
 
 
 class OrderSearch:
-    """Order-preserving pairs, found in passes: each pass looks only into the gaps that those before it left."""
+    """Order-preserving pairs, found in passes: each pass searches only the gaps that earlier passes left."""
 
     def __init__(self, kinds: tuple[Column, Column], *, swapped: bool) -> None:
         self._lengths = len(kinds[0]), len(kinds[1])
@@ -317,12 +318,12 @@ class OrderSearch:
         self.method: Method = "exact"
 
     def find(self, tokens: tuple[Column, Column]) -> None:
-        """One pass: tokens that are equal may be a pair."""
+        """Run one pass, in which equal tokens may be pairs."""
         rows, columns, in_gaps = self._left(tokens)
         self._align(rows, columns, in_gaps)
 
     def find_where_counts_agree(self, tokens: tuple[Column, Column]) -> None:
-        """One pass over those tokens only that a gap has equally often on both sides."""
+        """Run one pass over the tokens that both sides of a gap have equally often."""
         rows, columns, in_gaps = self._left(tokens)
         equal = _equally_often(*in_gaps)
         self._align(rows[equal[0]], columns[equal[1]], (in_gaps[0][equal[0]], in_gaps[1][equal[1]]))
@@ -354,23 +355,28 @@ def _equally_often(left: Column, right: Column) -> tuple[Mask, Mask]:
 
 
 def tokens_from_fine_to_coarse(
-    kinds: tuple[Column, Column], places: tuple[Column, Column], signatures: tuple[Column, Column], unplaced: Column
+    kinds: tuple[Column, Column],
+    modules: tuple[Column, Column],
+    signatures: tuple[Column, Column],
+    without_module: Column,
 ) -> Iterator[tuple[Column, Column]]:
-    """What must agree, pass by pass.
+    """Yield the tokens of each pass.
 
-    A pass for which most calls have no counterpart is left out: with another batch size or dtype nearly all signatures
-    differ, and the few that agree by accident would pin the rest to the wrong places.
+    A pass in which most calls have no counterpart is left out. With another batch size or dtype nearly all signatures
+    differ, and the few that agree by accident would hold the rest in wrong positions.
     """
-    placed = dense_both(*pack_both((kinds[0], places[0]), (kinds[1], places[1])))
-    signed = dense_both(*pack_both((placed[0], signatures[0]), (placed[1], signatures[1])))
-    in_module = count_common(*placed)
-    places_help = 2 * in_module >= count_common(*kinds)
-    if places_help and 2 * count_common(*signed) >= in_module:
+    in_modules = dense_both(*pack_both((kinds[0], modules[0]), (kinds[1], modules[1])))
+    signed = dense_both(*pack_both((in_modules[0], signatures[0]), (in_modules[1], signatures[1])))
+    in_module = count_common(*in_modules)
+    modules_help = 2 * in_module >= count_common(*kinds)
+    if modules_help and 2 * count_common(*signed) >= in_module:
         yield signed
-    if places_help:
-        yield placed
-    # A module that only one side knows may be any: the model was wrapped, or a module got another name.
-    size = 1 + int(max(place.max(initial=0) for place in (*places, unplaced)))
-    known = np.minimum(*(np.bincount(place, minlength=size) for place in places)) > 0
-    known[unplaced] = False
-    yield pack_both(*((kind, np.where(known[place], place + 1, 0)) for kind, place in zip(kinds, places, strict=True)))
+    if modules_help:
+        yield in_modules
+    # A module that only one side has matches any module: the model was wrapped, or a module was renamed.
+    size = 1 + int(max(module.max(initial=0) for module in (*modules, without_module)))
+    known = np.minimum(*(np.bincount(module, minlength=size) for module in modules)) > 0
+    known[without_module] = False
+    yield pack_both(
+        *((kind, np.where(known[module], module + 1, 0)) for kind, module in zip(kinds, modules, strict=True))
+    )

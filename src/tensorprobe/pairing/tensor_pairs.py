@@ -1,8 +1,9 @@
-"""Pairs of tensors on their way through the kernel: each distinct pair once, small ones in batches, large ones in pieces.
+"""Measure pairs of tensors, and collect the rows of the result as columns.
 
-In: pairs of slots with values and where these come from. Out: one row of raw figures for each distinct pair, in the order in
-which they were added. How a pair is cut depends on its size alone, so the figures do not depend on the number of
-threads. Tensors are read in place; what is copied (strides that differ) stays within `PIECE` bytes at a time.
+`Kernel` measures each distinct pair once: small ones in batches, large ones in pieces. How a pair is cut depends on its size
+alone, so the figures do not depend on the number of threads. Tensors are read in place; if strides differ, at most `PIECE`
+bytes are copied at a time. `RowLists` collects the columns, and derives the figures of rows that need no kernel. It keeps no
+slots: a step may have millions of them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
 from tensorprobe.model.reason import Unmeasured
 from tensorprobe.numerics.pairs import RAW, derive, join_pairs, measure_pairs
-from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.elements import is_dense
+from tensorprobe.record.run import Segment
 
 PIECE = 32 << 20
-"""Bytes of one side that are measured in one go."""
+"""Bytes of one side that are measured in one piece."""
 BATCH_BYTES = 8 << 20
 BATCH_PAIRS = 2048
 _WAITING = 4
-"""Batches for each thread that may wait, so that reading the index does not run far ahead."""
+"""Batches that may wait for each thread. The limit keeps reading from running far ahead of measuring."""
 
 _SIDE_CODES = {name: code for code, name in enumerate(SIDES)}
 _DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
@@ -41,10 +42,12 @@ _INDICES = ("max_abs_index", "nonfinite_index")
 Array = numpy.ndarray[Any, Any]
 
 
-class Jobs:
-    """Collects pairs and measures them in `threads` threads; `results()` ends it."""
+class Kernel:
+    """Measures pairs of slots of two segments in `threads` threads. A context manager: leaving it stops the threads."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, segments: tuple[Segment, Segment], threads: int) -> None:
+        self._sources = (segments[0].source, segments[1].source)
+        self._known: dict[tuple[object, ...], int] = {}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tensorprobe-measure")
         self._waiting: deque[Future[Array]] = deque()
         self._limit = _WAITING * threads
@@ -52,35 +55,45 @@ class Jobs:
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._held: dict[int, object] = {}
         self._bytes = 0
-        self.count = 0
 
-    def add(self, slots: tuple[Slot, Slot], sources: tuple[ByteSource, ByteSource]) -> int:
-        """The number of the pair. Its sides have equal shapes and known dtypes. TensorDamaged as `ByteSource.hold`."""
-        (address_a, held_a), (address_b, held_b) = sources[0].hold(slots[0]), sources[1].hold(slots[1])
-        one, other = DTYPES[slots[0].dtype], DTYPES[slots[1].dtype]
-        nbytes = slots[0].nbytes
-        self.count += 1
-        if (slots[0].stride is None and slots[1].stride is None) or stored_alike(*slots):
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def measure(self, ours: Slot, theirs: Slot) -> int:
+        """Return the position of the pair in `results()`. The slots have equal shapes and known dtypes.
+
+        Raises TensorDamaged as `ByteSource.hold` does.
+        """
+        pair = (ours.offset, theirs.offset, ours.shape, ours.dtype, theirs.dtype, ours.stride, theirs.stride)
+        position = self._known.get(pair)
+        if position is None:
+            self._start(ours, theirs)
+            position = self._known[pair] = len(self._known)
+        return position
+
+    def _start(self, ours: Slot, theirs: Slot) -> None:
+        (address_a, held_a), (address_b, held_b) = self._sources[0].hold(ours), self._sources[1].hold(theirs)
+        one, other = DTYPES[ours.dtype], DTYPES[theirs.dtype]
+        nbytes = ours.nbytes
+        if (ours.stride is None and theirs.stride is None) or stored_alike(ours, theirs):
             row = (address_a, address_b, nbytes // one.itemsize, one.code, other.code)
             if nbytes <= PIECE:
                 self._append(row, held_a, held_b, nbytes)
             else:
                 self._submit_alone(_measure_pieces, row, (held_a, held_b), one.itemsize, other.itemsize)
         else:
-            self._submit_alone(_measure_gathered, slots, (address_a, address_b), (held_a, held_b))
-        return self.count - 1
+            self._submit_alone(_measure_gathered, (ours, theirs), (address_a, address_b), (held_a, held_b))
 
     def results(self) -> Array:
-        """The raw figures of all pairs, in the order of `add`."""
+        """Return the raw figures of all pairs; no pair can be measured after that."""
         self._flush()
         while self._waiting:
             self._done.append(self._waiting.popleft().result())
         self._pool.shutdown()
         return numpy.concatenate(self._done) if self._done else numpy.empty(0, RAW)
-
-    def abandon(self) -> None:
-        """Stop the threads; nothing is returned."""
-        self._pool.shutdown(cancel_futures=True)
 
     def _append(self, row: tuple[int, int, int, int, int], held_a: object, held_b: object, nbytes: int) -> None:
         self._rows.append(row)
@@ -105,12 +118,12 @@ class Jobs:
 
 
 def stored_alike(baseline: Slot, candidate: Slot) -> bool:
-    """Whether element i of the stored bytes is the same element of the tensor on both sides; shapes are equal."""
+    """Return whether both sides store their elements in the same order; shapes are equal."""
     return _block_strides(baseline) == _block_strides(candidate)
 
 
 def _block_strides(slot: Slot) -> tuple[int, ...] | None:
-    """The strides of the stored block over the dimensions that count, None when it is row-major."""
+    """Return the strides of the stored block without dimensions of size 1; None when it is row-major."""
     if slot.stride is None or not slot.count or not is_dense(slot.shape, slot.stride):
         return None
     strides = tuple(step for step, size in zip(slot.stride, slot.shape, strict=True) if size != 1)
@@ -119,12 +132,12 @@ def _block_strides(slot: Slot) -> tuple[int, ...] | None:
 
 
 def row_major(shape: tuple[int, ...]) -> list[int]:
-    """The strides of a contiguous tensor, in elements."""
+    """Return the strides of a contiguous tensor, in elements."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def logical_index(slot: Slot, stored: int) -> int:
-    """The row-major index of the element that stands at `stored` in the stored bytes."""
+    """Return the row-major index of the element at position `stored` of the stored bytes."""
     if stored < 0 or _block_strides(slot) is None:
         return stored
     assert slot.stride is not None
@@ -155,7 +168,7 @@ def _measure_pieces(row: tuple[int, int, int, int, int], held: object, size_a: i
 
 
 def _measure_gathered(slots: tuple[Slot, Slot], addresses: tuple[int, int], held: object) -> Array:
-    """A pair whose sides are stored in different orders: pieces of both are brought into row-major order first."""
+    """Measure a pair whose sides are stored in different orders: copy piece by piece into row-major order first."""
     codes = [DTYPES[slot.dtype].code for slot in slots]
     views = [_strided(slot, address) for slot, address in zip(slots, addresses, strict=True)]
     parts, starts, start = [], [], 0
@@ -175,7 +188,7 @@ def _joined(parts: Array, starts: list[int]) -> Array:
 
 
 def _strided(slot: Slot, address: int) -> Array:
-    """The tensor as bare elements of its size, in its logical shape, on the memory of the record."""
+    """Return the tensor as raw elements in its logical shape, on the memory of the record."""
     itemsize = DTYPES[slot.dtype].itemsize
     elements = _memory(address, slot.count * itemsize).view(f"V{itemsize}")
     strides = slot.stride if _block_strides(slot) is not None else row_major(slot.shape)
@@ -193,7 +206,7 @@ def _memory(address: int, nbytes: int) -> Array:
 
 
 def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
-    """Index tuples that cut a row-major tensor into pieces of at most about PIECE bytes, in order."""
+    """Yield index tuples that cut a row-major tensor into pieces of at most about PIECE bytes, in order."""
     axis, inner = 0, math.prod(shape) * itemsize
     while axis < len(shape) and inner // max(shape[axis], 1) > PIECE:
         inner //= max(shape[axis], 1)
@@ -209,7 +222,7 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
 
 
 class RowLists:
-    """Columns as lists, which grow. Whoever decides how to measure fills in `basis`, `job`, `key`, `note` and `unmeasured`."""
+    """Columns as lists that grow. The caller, who decides how to measure, fills in `basis`, `job`, `key` and `note`."""
 
     def __init__(self) -> None:
         self.slot: list[str] = []
@@ -219,7 +232,7 @@ class RowLists:
         self.note: list[str] = []
         self.unmeasured: dict[int, Unmeasured] = {}
         self.permuted: dict[int, Slot] = {}
-        """Rows whose values are stored in another order than row-major, alike on both sides."""
+        """Rows whose values both sides store in the same order, which is not row-major."""
         self._call: list[Array] = []
         self._grad: list[bool] = []
         self._digested: list[bool] = []
@@ -229,8 +242,8 @@ class RowLists:
         self._known: dict[Any, Any] = {}
 
     def add(self, left: Sequence[Slot], right: Sequence[Slot], calls: Array) -> None:
-        """What the slots say of themselves; `calls` are the numbers of their calls."""
-        known = self._known.setdefault  # names, dtypes and shapes repeat: one object of each is enough
+        """Add a row for each pair of slots; `calls` holds the number of its call for each."""
+        known = self._known.setdefault  # names, dtypes and shapes repeat: keep one object of each
         self._call.append(calls)
         self.slot += [known(slot.name, slot.name) for slot in left]
         self._grad += [slot.grad for slot in left]
@@ -246,7 +259,7 @@ class RowLists:
         self.basis[row], self.note[row], self.unmeasured[row] = NONE, note, why
 
     def finish(self, raw: Array, directions: Sequence[str]) -> Rows:
-        """The finished columns; `raw` has what the kernel measured, `directions` are those of the calls."""
+        """Return the finished columns; `raw` holds the kernel's figures, `directions` the directions of the calls."""
         sides = {name: code for name in set(self.slot) if (code := _SIDE_CODES.get(name.partition(".")[0], 0)) >= 0}
         call = numpy.concatenate(self._call) if self._call else numpy.zeros(0, dtype=numpy.int64)
         side = numpy.array([sides[name] for name in self.slot], dtype=numpy.int8)
@@ -271,7 +284,7 @@ class RowLists:
         )
 
     def _figures(self, raw: Array) -> dict[str, Array]:
-        """A column for each figure of a row; those of rows without values are filled in from what is known."""
+        """Return a column for each figure; rows without values get what digests and statistics say."""
         basis, job = numpy.array(self.basis, dtype=numpy.int8), numpy.array(self.job, dtype=numpy.int64)
         measured = basis == VALUES
         columns = {}
@@ -309,7 +322,7 @@ class RowLists:
 
 
 def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) -> None:
-    """What two summaries say of their difference: less than the values would."""
+    """Fill in the figures that two summaries give: fewer than the values would."""
     if not rows.any():
         return
     with numpy.errstate(all="ignore"):
@@ -317,8 +330,8 @@ def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) ->
         equal = columns["candidate_norm"][rows] == columns["baseline_norm"][rows]
         columns["norm_ratio"][rows] = numpy.where(equal, 1.0, norms)
         columns["bias"][rows] = columns["candidate_mean"][rows] - columns["baseline_mean"][rows]
-    columns["nonfinite_different"][rows] = (_places(columns, "nan") + _places(columns, "inf"))[rows]
-    # Without digests equal statistics are all that can be known of equal bits.
+    columns["nonfinite_different"][rows] = (_count_difference(columns, "nan") + _count_difference(columns, "inf"))[rows]
+    # Without digests, equal statistics are the only evidence of equal bits.
     alike = rows & ~digested
     for name in _MOMENTS:
         ours, theirs = columns[f"baseline_{name}"], columns[f"candidate_{name}"]
@@ -326,20 +339,20 @@ def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) ->
     columns["bit_identical"][alike] = True
 
 
-def _places(columns: dict[str, Array], name: str) -> Array:
-    """By how many places the counts differ. A count of -1 is "some": it differs from none, and from nothing else."""
+def _count_difference(columns: dict[str, Array], name: str) -> Array:
+    """Return by how much the counts differ. A count of -1 means "some": it differs from 0 only."""
     ours, theirs = columns[f"baseline_{name}"], columns[f"candidate_{name}"]
     uncounted = (ours < 0) | (theirs < 0)
     return numpy.where(uncounted, (ours == 0) | (theirs == 0), abs(theirs - ours))
 
 
 def _same_kind(one: str | None, other: str | None) -> bool:
-    """Whether two digests can be compared: those of other tools say their kind before a colon."""
+    """Return whether two digests can be compared: digests of other tools have their kind before a colon."""
     return one is not None and other is not None and one.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 def _whole(values: Array) -> Array:
-    """Counts from disk, which may be absurd, as 64-bit integers."""
+    """Return counts from disk as 64-bit integers, clipped: they may be absurd."""
     return numpy.clip(values, -1, 2.0**62).astype(numpy.int64)
 
 

@@ -41,7 +41,7 @@ class ByteSource(Protocol):
         ...
 
     def hold(self, slot: Slot) -> tuple[int, object]:
-        """The address of those bytes, and what must be kept alive while they are used. Fails as `read`."""
+        """Return the address of those bytes, and what must be kept alive while they are used. Fails as `read`."""
         ...
 
 
@@ -53,7 +53,7 @@ class MappingPool:
         self._kept: OrderedDict[object, mmap.mmap] = OrderedDict()
 
     def get(self, key: object, make: Callable[[], mmap.mmap]) -> mmap.mmap:
-        """The mapping of `key`, made now if it is not held."""
+        """Return the mapping of `key`, made now if it is not held."""
         mapping = self._kept.get(key)
         if mapping is None:
             mapping = self._kept[key] = make()
@@ -84,14 +84,14 @@ class Blob:
         self._demanded: dict[tuple[object, ...], int] = {}
 
     def read(self, slot: Slot) -> memoryview:
-        """The bytes of `slot`, after every check that the format demands."""
+        """Return the bytes of `slot`, after every check that the format demands."""
         demanded, offset = self._check(slot)
         if not demanded:
             return memoryview(bytearray())
         return memoryview(self._mapping(offset + demanded))[offset : offset + demanded]
 
     def hold(self, slot: Slot) -> tuple[int, object]:
-        """The address of the bytes of `slot`, after the same checks, and the mapping that must outlive its use."""
+        """Return the address of the bytes of `slot`, after the same checks, and the mapping that must outlive its use."""
         demanded, offset = self._check(slot)
         if not demanded:
             return 0, None
@@ -122,7 +122,7 @@ class Blob:
         return demanded, offset
 
     def _mapping(self, end: int) -> mmap.mmap:
-        """A mapping that reaches `end`; made anew when the file has grown since (a run that is still being written)."""
+        """Return a mapping that reaches `end`; made anew when the file has grown since (a run that is still being written)."""
         mapping = self._pool.get(self._parts, self._map)
         if end > len(mapping) and mapping.size() > len(mapping):
             self._pool.drop(self._parts)

@@ -25,7 +25,7 @@ _LARGEST = 2**63 - 1
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether these strides permute a block without holes or overlap, so that the block itself can be stored."""
+    """Return whether these strides permute a block without holes or overlap, so that the block itself can be stored."""
     expected = 1
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
         if step != expected:
@@ -35,7 +35,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def demand_shape(slot: Slot) -> int:
-    """The number of bytes that the slot's dtype and shape demand; TensorDamaged when they describe no tensor."""
+    """Return the number of bytes that the slot's dtype and shape demand; TensorDamaged when they describe no tensor."""
     dtype = DTYPES.get(slot.dtype)
     if dtype is None:
         raise TensorDamaged(f"its dtype {slot.dtype!r} is not one a record holds")
@@ -55,7 +55,7 @@ def demand_shape(slot: Slot) -> int:
 
 
 def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
-    """The tensor, on the CPU, on the memory of `buffer`, with the stride it had when its bytes are a dense block."""
+    """Return the tensor, on the CPU, on the memory of `buffer`, with the stride it had when its bytes are a dense block."""
     import torch
 
     dtype = getattr(torch, slot.dtype, None)
@@ -73,7 +73,7 @@ def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
 
 
 def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
-    """The array on the memory of `buffer`. bfloat16 and float8 become float32, complex32 becomes complex64 (copies)."""
+    """Return the array on the memory of `buffer`. bfloat16 and float8 become float32, complex32 becomes complex64 (copies)."""
     import numpy
 
     name = NUMPY_NAMES.get(slot.dtype)

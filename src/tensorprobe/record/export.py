@@ -98,7 +98,7 @@ def _chosen(
 
 
 def _tensors(call: StoredCall, result: Exported) -> Iterator[tuple[str, StoredSlot]]:
-    """Each slot that has values, with the name its export gets."""
+    """Yield each slot that has values, with the name its export gets."""
     repeat = f".repeat{call.repeat}" if call.repeat else ""
     for slot in call.slots:
         if slot.has_data:
@@ -108,7 +108,7 @@ def _tensors(call: StoredCall, result: Exported) -> Iterator[tuple[str, StoredSl
 
 
 def _write_each(calls: Iterator[StoredCall], folder: Path, result: Exported, form: str) -> int:
-    """A file for each tensor."""
+    """Return a file for each tensor."""
     found = 0
     taken: set[str] = set()
     for call in calls:
@@ -171,7 +171,7 @@ def _write_safetensors(calls: Iterator[StoredCall], file: Path, result: Exported
 
 
 def _safetensors_has(dtype: str) -> bool:
-    """Whether the installed safetensors can write that dtype; it says so only by failing, in several ways."""
+    """Return whether the installed safetensors can write that dtype; it says so only by failing, in several ways."""
     import torch
     from safetensors.torch import save
 
@@ -192,7 +192,7 @@ def _demand_safetensors() -> None:
 
 
 def safe_file_name(name: str, ending: str, taken: set[str]) -> str:
-    """A file name that every file system takes and that is not in `taken`, to which it is added.
+    """Return a file name that every file system takes and that is not in `taken`, to which it is added.
 
     Signs other than letters, digits and `._+=@-` become `_`. A name that was changed, is too long, or differs from
     another in its case only gets a digest of what it was.

@@ -37,7 +37,7 @@ _KINDS = {
 
 
 def open_file(root: Path, *parts: str) -> int:
-    """A descriptor, for reading, of the regular file `root/parts...`.
+    """Return a descriptor, for reading, of the regular file `root/parts...`.
 
     FileNotFoundError when it is not there, RunDamaged when it or a folder on the way is anything but what it should be.
     """
@@ -54,7 +54,7 @@ def open_file(root: Path, *parts: str) -> int:
 
 
 def read_small_file(root: Path, *parts: str, limit: int) -> bytes:
-    """The content of a file of the run; RunDamaged when it has more than `limit` bytes."""
+    """Return the content of a file of the run; RunDamaged when it has more than `limit` bytes."""
     with os.fdopen(open_file(root, *parts), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -87,7 +87,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _folder(root: Path, parts: tuple[str, ...]) -> Iterator[tuple[int | None, Path]]:
-    """A descriptor of the folder `root/parts...` (None where the system has no openat) and its path."""
+    """Yield a descriptor of the folder `root/parts...` (None where the system has no openat) and its path."""
     base = root
     if not _RELATIVE:
         for part in parts:

@@ -88,7 +88,7 @@ def read_lines(descriptor: int, file: str, decode: Callable[[bytes], T]) -> Iter
 
 
 def nesting_exceeds(tree: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper than `limit`; level by level, so that depth costs no recursion."""
+    """Return whether lists and objects are nested deeper than `limit`; level by level, so that depth costs no recursion."""
     level = [tree]
     for _ in range(limit):
         level = [

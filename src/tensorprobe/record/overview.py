@@ -27,7 +27,7 @@ _EARLY = 100
 
 
 def describe_run(run: Run) -> RunOverview:
-    """The run as a whole; reads its index, a few calls and no tensor."""
+    """Return the run as a whole; reads its index, a few calls and no tensor."""
     segments = [_describe_segment(run, step, rank) for step, rank in run.segments()]
     return RunOverview(
         path=str(run.path),
@@ -110,7 +110,7 @@ def describe_slot(slot: StoredSlot) -> SlotView:
 
 
 def list_calls(run: Run, step: int | None, rank: int | None, *, limit: int) -> tuple[list[CallLine], int]:
-    """The first `limit` calls of the chosen steps and ranks, and how many there are in all."""
+    """Return the first `limit` calls of the chosen steps and ranks, and how many there are in all."""
     total = sum(len(run.segment(*key).index().entries) for key in run.segments(step, rank))
     lines: list[CallLine] = []
     for call in run.calls(step, rank, on_damage="skip"):
@@ -127,7 +127,7 @@ def describe_line(call: StoredCall) -> CallLine:
 
 
 def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
-    """The coverage of all ranks together: numbers added, notes once each, the first error of any."""
+    """Return the coverage of all ranks together: numbers added, notes once each, the first error of any."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     blind: Counter[str] = Counter()
@@ -162,7 +162,7 @@ def _describe_segment(run: Run, step: int, rank: int) -> SegmentOverview:
 
 
 def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
-    """Which steps of a run that was never closed are whole, and what there is of the next."""
+    """Return which steps of a run that was never closed are whole, and what there is of the next."""
     ends = {
         rank: max((segment.step for segment in segments if segment.rank == rank), default=-1)
         for rank, part in run.parts.items()
@@ -187,7 +187,7 @@ def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
 
 
 def _example(run: Run) -> str | None:
-    """The name of a call that shows something: an early one that is not a module and has inputs, else the first."""
+    """Return the name of a call that shows something: an early one that is not a module and has inputs, else the first."""
     first = None
     for step, rank in run.segments()[:1]:
         try:
@@ -201,7 +201,7 @@ def _example(run: Run) -> str | None:
 
 
 def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Element]:
-    """Where the greatest and the least value stand, and the first NaN and infinity."""
+    """Return where the greatest and the least value stand, and the first NaN and infinity."""
     import numpy
 
     if not array.size or array.dtype.kind not in "fiu":

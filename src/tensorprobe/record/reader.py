@@ -82,7 +82,7 @@ def _open_native(root: Path) -> Run:
 
 
 def _promises(part: RankPart, step: int) -> bool:
-    """Whether the rank ended well and says that it recorded the step. A folder alone may be a killed rank's, and empty."""
+    """Return whether the rank ended well and says that it recorded the step. A folder alone may be a killed rank's, and empty."""
     return part.closed and step in part.steps
 
 
@@ -129,7 +129,7 @@ def _read_parts(root: Path) -> dict[int, RankPart]:
 
 
 def _find_segments(root: Path) -> list[tuple[int, int]]:
-    """Every (step, rank) that has a folder. Other names in the run's folder are none of our business."""
+    """Return every (step, rank) that has a folder. Other names in the run's folder are none of our business."""
     found = []
     for step_name in list_names(root):
         if step := _STEP_FOLDER.fullmatch(step_name):
@@ -186,7 +186,7 @@ class NativeSegment:
         self.source = Blob(root, self._folder, pool)
 
     def index(self) -> Index:
-        """The index of the calls, in execution order; read once."""
+        """Return the index of the calls, in execution order; read once."""
         if self._index is None:
             entries, damage, places = [], [], array("q")
             for item in self._lines("calls.jsonl", _read_index_line, required=self._promised):
@@ -199,12 +199,12 @@ class NativeSegment:
         return self._index
 
     def calls(self) -> Iterator[tuple[int, Call] | Damage]:
-        """Each call with its line from 0; a Damage in place of a line that cannot be read."""
+        """Yield each call with its line from 0; a Damage in place of a line that cannot be read."""
         for item in self._lines("calls.jsonl", _read_call, required=self._promised):
             yield item if isinstance(item, Damage) else (item.number, item.value)
 
     def call_at(self, entry: Entry) -> Call:
-        """The one call of an index entry, read alone; RunDamaged when its line breaks the format."""
+        """Return the one call of an index entry, read alone; RunDamaged when its line breaks the format."""
         # Damaged lines are not in the index, so an entry may stand before its line's number.
         position = bisect_left(self.index().entries, entry.line, key=lambda held: held.line)
         start, length = self._places[2 * position], self._places[2 * position + 1]
@@ -218,7 +218,7 @@ class NativeSegment:
             raise RunDamaged(f"'{self._root}' is damaged at {damage}. Other calls are readable.") from None
 
     def stack(self, number: int) -> Stack | None:
-        """The stack with that id; None when the file does not hold it (stacks were off, or the process was killed)."""
+        """Return the stack with that id; None when the file does not hold it (stacks were off, or the process was killed)."""
         if self._stacks is None:
             stacks = {}
             for item in self._lines("stacks.jsonl", _decode_stack, required=False):
@@ -229,11 +229,11 @@ class NativeSegment:
         return self._stacks.get(number)
 
     def damage(self) -> list[Damage]:
-        """Every line of calls.jsonl that cannot be read."""
+        """Return every line of calls.jsonl that cannot be read."""
         return [item for item in self.calls() if isinstance(item, Damage)]
 
     def size_bytes(self) -> int:
-        """The size of tensors.bin, 0 when there is none."""
+        """Return the size of tensors.bin, 0 when there is none."""
         try:
             descriptor = open_file(self._root, *self._folder, "tensors.bin")
         except FileNotFoundError:

@@ -50,27 +50,27 @@ class Segment(Protocol):
         ...
 
     def index(self) -> Index:
-        """The index; read once."""
+        """Return the index; read once."""
         ...
 
     def calls(self) -> Iterator[tuple[int, Call] | Damage]:
-        """Each call with its line from 0; a Damage in place of a line that cannot be read."""
+        """Yield each call with its line from 0; a Damage in place of a line that cannot be read."""
         ...
 
     def call_at(self, entry: Entry) -> Call:
-        """The one call of an index entry; RunDamaged when its line breaks the format."""
+        """Return the one call of an index entry; RunDamaged when its line breaks the format."""
         ...
 
     def stack(self, number: int) -> Stack | None:
-        """The stack with that id; None when the segment does not hold it."""
+        """Return the stack with that id; None when the segment does not hold it."""
         ...
 
     def damage(self) -> Sequence[Damage]:
-        """Every line that cannot be read."""
+        """Return every line that cannot be read."""
         ...
 
     def size_bytes(self) -> int:
-        """How many bytes its stored values take on disk."""
+        """Return how many bytes its stored values take on disk."""
         ...
 
 
@@ -104,7 +104,7 @@ class Run:
         return f"<run '{self.path}': {len(self.steps)} steps, {len(self.ranks)} ranks>"
 
     def renumbered(self, rank: int, step: int | None = None) -> Run:
-        """The same run of one rank, which goes by that number, and its one step by that one. For the candidate of a comparison."""
+        """Return the same run of one rank, which goes by that number, and its one step by that one. For the candidate of a comparison."""
         if len(self.ranks) != 1 or (step is not None and len(self.steps) != 1):
             raise NotFound(
                 f"'{self.path}' has {len(self.ranks)} ranks, {len(self.steps)} steps; only one can go by another number."
@@ -143,7 +143,7 @@ class Run:
         return {rank: part.coverage for rank, part in self.parts.items()}
 
     def segments(self, step: int | None = None, rank: int | None = None) -> list[tuple[int, int]]:
-        """The pairs (step, rank) that the run holds, in order; NotFound when none fits what was asked for."""
+        """Return the pairs (step, rank) that the run holds, in order; NotFound when none fits what was asked for."""
         for kind, asked, held in (("step", step, self.steps), ("rank", rank, self.ranks)):
             if asked is not None and asked not in held:
                 raise NotFound(f"no {kind} {asked} in '{self.path}'. It holds {kind}s {ranges(held) or '(none)'}.")
@@ -153,14 +153,14 @@ class Run:
         return chosen
 
     def segment(self, step: int, rank: int) -> Segment:
-        """The calls of one rank in one step, as the layout's reader gives them."""
+        """Return the calls of one rank in one step, as the layout's reader gives them."""
         found = self._segments.get((step, rank))
         return self._segments[self.segments(step, rank)[0]] if found is None else found
 
     def calls(
         self, step: int | None = None, rank: int | None = None, *, on_damage: OnDamage = "raise"
     ) -> Iterator[StoredCall]:
-        """Each call, in execution order; in a step, rank after rank.
+        """Yield each call, in execution order; in a step, rank after rank.
 
         At a damaged line RunDamaged is raised after the calls before it; with `on_damage="skip"` reading goes on
         behind it, and `damage` tells what was passed over.
@@ -177,20 +177,20 @@ class Run:
                 yield StoredCall(call, step=at_step, rank=at_rank, index=index, run=self.path, source=source)
 
     def names(self, step: int, rank: int, *, on_damage: OnDamage = "raise") -> list[str]:
-        """The names of the calls of one rank in one step, from the index: no call is decoded for it."""
+        """Return the names of the calls of one rank in one step, from the index: no call is decoded for it."""
         index = self.segment(step, rank).index()
         if on_damage == "raise" and index.damage:
             raise self._damaged(index.damage[0])
         return [entry.name for entry in index.entries]
 
     def damage(self, step: int, rank: int) -> list[Damage]:
-        """Every damaged line of one rank in one step; reads all of it."""
+        """Return every damaged line of one rank in one step; reads all of it."""
         return list(self.segment(step, rank).damage())
 
     def find(
         self, name: str, *, step: int | None = None, rank: int | None = None, repeat: int | None = None
     ) -> list[StoredCall]:
-        """The calls of that name, or whose name goes on with a dot behind it, in the first step and rank that has any.
+        """Return the calls of that name, or whose name goes on with a dot behind it, in the first step and rank that has any.
 
         So `Functional.conv2d.1` finds its forward and its backward, `Functional.conv2d` every one. NotFound names the
         nearest.
@@ -216,11 +216,11 @@ class Run:
         raise self._unknown_call(name, chosen, repeat)
 
     def call(self, name: str, step: int | None = None, rank: int | None = None, repeat: int = 0) -> StoredCall:
-        """The first call that `find` finds: for a name without direction, the forward one."""
+        """Return the first call that `find` finds: for a name without direction, the forward one."""
         return self.find(name, step=step, rank=rank, repeat=repeat)[0]
 
     def stack(self, call: StoredCall) -> Stack | None:
-        """Where in the user's program the call was made; None when no stack was recorded for it."""
+        """Return where in the user's program the call was made; None when no stack was recorded for it."""
         return None if call.stack is None else self.segment(call.step, call.rank).stack(call.stack)
 
     def _damaged(self, damage: Damage) -> RunDamaged:
@@ -240,7 +240,7 @@ class Run:
 
 
 def matching(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """The entries with exactly that name, else those whose name goes on with a dot behind it."""
+    """Return the entries with exactly that name, else those whose name goes on with a dot behind it."""
     exact = [entry for entry in entries if entry.name == name]
     return exact or [entry for entry in entries if entry.name.startswith(name + ".")]
 

@@ -85,7 +85,7 @@ def _remove_ranks_beyond(run: Path, world_size: int) -> None:
 
 
 def read_part(run: Path, rank: int) -> RankPart | None:
-    """A rank's part as it stands on disk; None when it is absent or not whole."""
+    """Return a rank's part as it stands on disk; None when it is absent or not whole."""
     try:
         return msgspec.json.decode((run / f"rank{rank}.json").read_bytes(), type=RankPart)
     except (OSError, msgspec.DecodeError):

@@ -193,7 +193,7 @@ class StoredSlot:
         return self.model.has_data
 
     def tensor(self) -> torch.Tensor:
-        """The values as a torch tensor on the CPU, on the memory of the file: nothing is copied until it is written to.
+        """Return the values as a torch tensor on the CPU, on the memory of the file: nothing is copied until it is written to.
 
         Clone it before writing: slots with equal values share their memory. NoData when only a summary was recorded,
         TensorDamaged when the bytes are not sound.
@@ -201,11 +201,11 @@ class StoredSlot:
         return self._read(lambda: to_torch(self._bytes(), self.model))
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
-        """The values as a numpy array; bfloat16 and float8 become float32, complex32 complex64. Fails as `tensor`."""
+        """Return the values as a numpy array; bfloat16 and float8 become float32, complex32 complex64. Fails as `tensor`."""
         return self._read(lambda: to_numpy(self._bytes(), self.model))
 
     def buffer(self) -> memoryview:
-        """The bytes as they are stored, little-endian. Fails as `tensor`."""
+        """Return the bytes as they are stored, little-endian. Fails as `tensor`."""
         return self._read(self._bytes)
 
     def _bytes(self) -> memoryview:

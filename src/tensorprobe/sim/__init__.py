@@ -71,13 +71,13 @@ def enable(name: str = "npu", *, torch_npu: bool = False) -> None:
 
 
 def enabled() -> str | None:
-    """The name of the simulated device, or None before `enable`."""
+    """Return the name of the simulated device, or None before `enable`."""
     return STATE.name
 
 
 @contextmanager
 def fault(op: str, kind: str, **settings: Any) -> Iterator[Installed]:
-    """A fault on `op` inside the `with`: fields of `Fault` and parameters of the kind as keywords; gives the handle
+    """Yield a fault on `op` inside the `with`: fields of `Fault` and parameters of the kind as keywords; gives the handle
     with its counts.
     """
     handle = install(make_fault(op=op, kind=kind, **settings))
@@ -88,7 +88,7 @@ def fault(op: str, kind: str, **settings: Any) -> Iterator[Installed]:
 
 
 def catalog() -> list[CatalogFault]:
-    """The named faults, each with the model that shows it, its place, and the first call that diverges."""
+    """Return the named faults, each with the model that shows it, its place, and the first call that diverges."""
     from tensorprobe.sim.known_faults import joined
 
     return joined()

@@ -65,7 +65,7 @@ def _make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _on_host(op: Any) -> Any:
-    """The collective as a kernel of the device. By the convention of c10d its first argument is what it writes to."""
+    """Return the collective as a kernel of the device. By the convention of c10d its first argument is what it writes to."""
     name = op._schema.name
 
     def run(*args: Any) -> Any:

@@ -161,7 +161,7 @@ _lost: deque[BaseException] = deque(maxlen=16)
 
 
 def _make_hooks_and_guard() -> tuple[Any, Any]:
-    """The two objects that torch asks; their classes are made here because their bases are private and may be absent."""
+    """Return the two objects that torch asks; their classes are made here because their bases are private and may be absent."""
     device_type = torch_names.DeviceType.PrivateUse1
 
     class Hooks(torch_names.accelerator_parts.PrivateUse1Hooks):

@@ -43,7 +43,7 @@ _plans: dict[Any, HostPlan] = {}
 
 
 def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The device's kernel for `op`."""
+    """Return the device's kernel for `op`."""
     depth = getattr(_depth, "value", 0)
     if depth > _DEPTH_LIMIT:
         raise RuntimeError(f"the simulated device cannot run {op}: its kernel calls itself without end")
@@ -115,7 +115,7 @@ def _perform(plan: HostPlan, call: OpCall) -> Any:
 
 
 def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callable[..., Any]:
-    """The operation, tried again with output tensors of their own when it wants to grow one: an alias cannot grow."""
+    """Return the operation, tried again with output tensors of their own when it wants to grow one: an alias cannot grow."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -129,7 +129,7 @@ def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callabl
 
 
 def _returning_written(operation: Callable[..., Any], written: tuple[int, ...]) -> Callable[..., Any]:
-    """The operation, giving back the arguments it writes to, so that a fault can spoil them like any result."""
+    """Return the operation, giving back the arguments it writes to, so that a fault can spoil them like any result."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         operation(*args, **kwargs)
@@ -156,7 +156,7 @@ def _dress(
     host_kwargs: dict[str, Any],
     result: Any,
 ) -> Any:
-    """The host's result as device tensors; returns that are arguments become those very arguments, holding the
+    """Return the host's result as device tensors; returns that are arguments become those very arguments, holding the
     result.
     """
     if not plan.mutated:
@@ -292,7 +292,7 @@ FLAG = OverflowFlag()
 
 
 def all_finite(value: Any) -> bool:
-    """Whether every number in tensors, lists and scalars is finite; NaN counts as not."""
+    """Return whether every number in tensors, lists and scalars is finite; NaN counts as not."""
     if isinstance(value, Tensor):
         numbers = (value.is_floating_point() or value.is_complex()) and value.layout == torch.strided
         return not numbers or bool(value.isfinite().all())

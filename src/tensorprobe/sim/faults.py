@@ -60,7 +60,7 @@ _DEFAULTS = {
 
 
 def make_fault(**settings: Any) -> Fault:
-    """A checked fault from flat settings: fields of `Fault`, and parameters of its kind beside them."""
+    """Return a checked fault from flat settings: fields of `Fault`, and parameters of its kind beside them."""
     fields = {key: value for key, value in settings.items() if key in _FIELDS}
     params = {**fields.pop("params", {}), **{key: value for key, value in settings.items() if key not in _FIELDS}}
     for needed in ("op", "kind"):
@@ -120,7 +120,7 @@ def _faults_of(decoded: Any, where: str) -> list[Fault]:
 
 
 def write_faults(faults: Iterable[Fault]) -> str:
-    """The faults as JSON that `read_faults` reads."""
+    """Return the faults as JSON that `read_faults` reads."""
     return json.dumps([fault.as_dict() for fault in faults])
 
 
@@ -136,7 +136,7 @@ class Installed:
         self._lock = threading.Lock()
 
     def claims(self, dtype: str | None) -> bool | None:
-        """Whether this call of a matching op is hit; None when it is not this fault's place, and then it is not
+        """Return whether this call of a matching op is hit; None when it is not this fault's place, and then it is not
         counted.
         """
         fault = self.fault
@@ -192,7 +192,7 @@ def install(fault: Fault) -> Installed:
 
 @contextmanager
 def installed(faults: Iterable[Fault]) -> Iterator[list[Installed]]:
-    """The faults in force inside the `with`; gives their handles."""
+    """Yield the faults in force inside the `with`; gives their handles."""
     handles = [install(fault) for fault in faults]
     try:
         yield handles
@@ -202,7 +202,7 @@ def installed(faults: Iterable[Fault]) -> Iterator[list[Installed]]:
 
 
 def active() -> list[Fault]:
-    """The faults now in force."""
+    """Return the faults now in force."""
     return [handle.fault for handle in _INSTALLED]
 
 
@@ -214,12 +214,12 @@ def _candidates(op: str) -> list[Installed]:
 
 
 def concern(op: str) -> bool:
-    """Whether any installed fault names this op."""
+    """Return whether any installed fault names this op."""
     return bool(_candidates(op))
 
 
 def perform(call: OpCall, dtype: Callable[[], str | None]) -> Any:
-    """The result of `call` with the matching faults applied; `dtype` is asked only when a fault is installed for the
+    """Return the result of `call` with the matching faults applied; `dtype` is asked only when a fault is installed for the
     op.
     """
     candidates = _candidates(call.name)

@@ -52,7 +52,7 @@ class HostPlan:
 
 
 def make_plan(op: Any) -> HostPlan:
-    """The plan for an op overload."""
+    """Return the plan for an op overload."""
     schema = op._schema
     view = op.is_view or schema.name in ("aten::_reshape_alias", "aten::lift_fresh")
     mutated = tuple(None if view else _argument_returned(schema, returned) for returned in schema.returns)

@@ -207,7 +207,7 @@ ENTRIES: tuple[Entry, ...] = (
 
 
 def named_fault(name: str) -> Fault:
-    """The fault of that name; `SettingsError` with the nearest name when there is none."""
+    """Return the fault of that name; `SettingsError` with the nearest name when there is none."""
     for entry in ENTRIES:
         if entry.name == name:
             return entry.fault
@@ -215,7 +215,7 @@ def named_fault(name: str) -> Fault:
 
 
 def joined() -> list[CatalogFault]:
-    """The entries with their truth."""
+    """Return the entries with their truth."""
     from tensorprobe.sim.truth import TRUTH
 
     return [

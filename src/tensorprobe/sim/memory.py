@@ -43,7 +43,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _relabelled(tensor: torch.Tensor, device_code: int) -> torch.Tensor:
-    """A tensor over the same memory that says it lives on the device with that DLPack code."""
+    """Return a tensor over the same memory that says it lives on the device with that DLPack code."""
     capsule = torch_names.to_dlpack(tensor)
     head = _DlTensorHead.from_address(_capsule_pointer(capsule, b"dltensor"))
     head.device.type = device_code
@@ -52,12 +52,12 @@ def _relabelled(tensor: torch.Tensor, device_code: int) -> torch.Tensor:
 
 
 def is_device(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lives on the simulated device."""
+    """Return whether the tensor lives on the simulated device."""
     return not tensor.is_cpu and tensor.device.type == torch_names.extra_device()
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same memory; tensors of other devices come back unchanged."""
+    """Return a CPU tensor over the same memory; tensors of other devices come back unchanged."""
     if not is_device(tensor):
         return tensor
     if tensor.layout != torch.strided:
@@ -73,7 +73,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A device tensor over the memory of a CPU tensor, which it keeps alive; other tensors come back unchanged."""
+    """Return a device tensor over the memory of a CPU tensor, which it keeps alive; other tensors come back unchanged."""
     if not tensor.is_cpu:
         return tensor
     if tensor.layout != torch.strided:
@@ -86,7 +86,7 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def view_of(source: torch.Tensor, geometry: torch.Tensor) -> torch.Tensor:
-    """A device view on `source`'s storage with the shape that a CPU view of its alias has."""
+    """Return a device view on `source`'s storage with the shape that a CPU view of its alias has."""
     if geometry.dtype != source.dtype:
         return to_device(geometry)
     offset = source.storage_offset() + geometry.storage_offset()
@@ -124,7 +124,7 @@ def resize(tensor: torch.Tensor, size: list[int]) -> torch.Tensor:
 
 
 def _storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A CPU uint8 tensor over the bytes of a device storage."""
+    """Return a CPU uint8 tensor over the bytes of a device storage."""
     if not storage.nbytes():
         return torch.empty(0, dtype=torch.uint8)
     empty = torch_names.accelerator_parts.create_empty_tensor([0], torch.uint8)
@@ -133,7 +133,7 @@ def _storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _device_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A copy of a CPU storage in device memory."""
+    """Return a copy of a CPU storage in device memory."""
     return to_device(torch.empty(0, dtype=torch.uint8).set_(storage).clone()).untyped_storage()
 
 
@@ -194,7 +194,7 @@ def install_storage_methods(name: str) -> None:
 
 
 def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """The same nesting with each tensor changed; anything else is kept as it is."""
+    """Return the same nesting with each tensor changed; anything else is kept as it is."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -205,7 +205,7 @@ def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in order."""
+    """Return the tensors in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ _REMEMBERED_CALLS = 50_000  # bounds the memory of a long run; backward asks abo
 
 
 def in_backward() -> bool:
-    """Whether the current thread is executing a node of the autograd graph."""
+    """Return whether the current thread is executing a node of the autograd graph."""
     return torch_names.autograd_node() is not None
 
 
@@ -53,7 +53,7 @@ class ModuleWatch:
             self._spans.clear()
 
     def path(self) -> str:
-        """The path of the module to which the op now running belongs; empty outside of modules."""
+        """Return the path of the module to which the op now running belongs; empty outside of modules."""
         node = torch_names.autograd_node()
         if node is not None:
             return self._path_of_number(node._sequence_nr())

@@ -32,7 +32,7 @@ class Stream:
         """Nothing to wait for."""
 
     def record_event(self, event: Event | None = None) -> Event:
-        """The event, recorded now."""
+        """Return the event, recorded now."""
         event = event or Event()
         event.record(self)
         return event
@@ -41,7 +41,7 @@ class Stream:
         """Nothing to wait for."""
 
     def query(self) -> bool:
-        """Whether all work is done: always."""
+        """Return whether all work is done: always."""
         return True
 
 
@@ -62,7 +62,7 @@ class Event:
         """Nothing to wait for."""
 
     def query(self) -> bool:
-        """Whether the event has happened: always."""
+        """Return whether the event has happened: always."""
         return True
 
     def elapsed_time(self, end_event: Event) -> float:
@@ -71,7 +71,7 @@ class Event:
 
 
 def device_module(name: str) -> types.ModuleType:
-    """The module to be registered as `torch.<name>`."""
+    """Return the module to be registered as `torch.<name>`."""
     module = types.ModuleType(f"torch.{name}", f"Simulated accelerator {name!r}: computes on the host.")
     stream = Stream()
     parts = (
@@ -184,7 +184,7 @@ def _stream_functions(only: Stream) -> dict[str, Any]:
 
 
 def _memory_functions() -> dict[str, Any]:
-    """The host's memory is used and nobody counts it: every figure is zero."""
+    """Return the host's memory is used and nobody counts it: every figure is zero."""
     zeros = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
     nothing = "empty_cache reset_peak_memory_stats reset_max_memory_allocated ipc_collect"
     return {

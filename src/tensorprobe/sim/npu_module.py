@@ -67,7 +67,7 @@ def _dump() -> dict[str, Any]:
 
 def _overflow_functions() -> dict[str, Any]:
     def npu_check_overflow(value: Any) -> bool:
-        """Whether a gradient, or the running computation for a number, has overflowed."""
+        """Return whether a gradient, or the running computation for a number, has overflowed."""
         if isinstance(value, Tensor):
             return not bool(value.detach().isfinite().all())
         return FLAG.raised
