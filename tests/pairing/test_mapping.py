@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="map file '.*' does not exist"):
+    with pytest.raises(SettingsError, match=r"map file '.*' does not exist"):
         read_mapping(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="cannot read map file"):
