@@ -226,3 +226,26 @@ def test_process_that_may_start_no_other_records_from_a_thread(tmp_path: Path, m
 def test_limits_of_this_process_are_untouched() -> None:
     """The tests of the full disk work on processes of their own."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_signal_to_the_whole_group_loses_no_call(name: str, tmp_path: Path) -> None:
+    script = write_script(tmp_path, VICTIM)
+    victim = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "run"), "one", "{}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        start_new_session=True,
+    )
+    assert victim.stdout is not None
+    with victim.stdout:
+        for line in victim.stdout:
+            if int(line) == 300:
+                break
+        os.killpg(victim.pid, getattr(signal, name))
+        rest = victim.stdout.read().split()
+    victim.wait(TIME_LIMIT_S)
+    completed = int(rest[-1]) if rest and rest[-1].isdigit() else 300
+    run = tensorprobe.open_run(tmp_path / "run")
+    assert len([call for call in run.calls() if call.op == "Torch.add"]) >= completed

@@ -280,8 +280,10 @@ def main(orders_json: str) -> None:
     """Entry of the recorder process."""
     import signal
 
-    # Ctrl-C goes to the whole group: the trainer decides when a run ends, its recorder only follows.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The trainer decides when a run ends. Its recorder writes what it was given, and then ends by itself.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     orders = msgspec.json.decode(orders_json, type=Orders)
     ring = Ring(orders.ring_bytes, orders.ring_fd)
     recorder = Recorder(orders, ring)

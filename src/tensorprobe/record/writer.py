@@ -262,6 +262,7 @@ class _RecorderProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[fd for fd in (orders.ring_fd, orders.pipe_fd, part_fd) if fd != -1],
+            start_new_session=True,  # a signal to the trainer's group or terminal must not reach it
         )
         self._said: tuple[bytes, bytes] | None = None
 

@@ -6,12 +6,14 @@ While a probe records, `Work.wait` is wrapped; `remove` restores it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
+from tensorprobe.taps.patches import Patch
 from tensorprobe.taps.session import OpenCall, Session
 
 
@@ -22,28 +24,30 @@ class Collectives:
         self._session = session
         self._lock = threading.Lock()
         self._pending: dict[int, tuple[Any, OpenCall, Tensors]] = {}
-        self._original: Any = None
+        self._patch: Patch | None = None
 
     def install(self) -> None:
         """Wrap `Work.wait`, where torch has distributed support."""
         work = _work_class()
-        if work is not None and self._original is None:
-            self._original = original = work.wait
-            collectives = self
-
-            def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(handle, *args, **kwargs)
-                collectives.arrived(handle)
-                return result
-
-            work.wait = wait
+        if work is not None and self._patch is None:
+            self._patch = Patch(work, "wait", self._wrap)
 
     def remove(self) -> None:
-        """Restore `Work.wait`."""
-        work = _work_class()
-        if work is not None and self._original is not None:
-            work.wait = self._original
-            self._original = None
+        """Take the wrapper out."""
+        patch, self._patch = self._patch, None
+        if patch is not None:
+            patch.remove()
+
+    def _wrap(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(handle, *args, **kwargs)
+            if patch.active:
+                self.arrived(handle)
+            else:
+                patch.restore()
+            return result
+
+        return wait
 
     def is_pending(self, result: Any) -> bool:
         """Return whether a collective returned a handle that is not complete yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class DispatchTap(torch_names.DispatchMode):
         self._plans: dict[Any, AtenPlan] = {}
         sink = session.sink
         self._second = sink if sink.needs.second and isinstance(sink, SecondSink) else None
+        self.left_behind: Callable[[], None] = lambda: None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -36,7 +38,7 @@ class DispatchTap(torch_names.DispatchMode):
         kwargs = kwargs or {}
         session = self._session
         if not session.recording or session.state.busy or torch_names.is_compiling():
-            return func(*args, **kwargs)
+            return self._unseen(func, args, kwargs)
         if torch_names.is_tracing():
             session.pass_by_tracing()
             return func(*args, **kwargs)
@@ -57,6 +59,12 @@ class DispatchTap(torch_names.DispatchMode):
             self._after(plan, event, [], None, raised=type(error).__name__)
             raise
         self._after(plan, event, inputs, result)
+        return result
+
+    def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        if self._session.ended:
+            self.left_behind()
         return result
 
     def _make_plan(self, func: Any) -> AtenPlan:

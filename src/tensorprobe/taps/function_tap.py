@@ -54,6 +54,7 @@ class FunctionTap(TorchFunctionMode):
         self._names_operators = session.sink.needs.rules.operators
         self._spelled: dict[str, FunctionPlan] = {}
         self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
+        self.left_behind: Callable[[], None] = lambda: None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,7 +64,10 @@ class FunctionTap(TorchFunctionMode):
         session = self._session
         state = session.state
         if state.busy or not session.recording or _is_compiling():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if session.ended:
+                self.left_behind()
+            return result
         if plan is None:
             plan = self._plans[func] = self._make_plan(func)
         if not plan.name:

@@ -7,13 +7,18 @@ executed. New threads start with empty stacks, so `Thread.run` is wrapped to ins
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
 from tensorprobe import torch_names
+from tensorprobe.taps.patches import Patch
+
+_MOST_EVENTS = 1000
 
 
 class ModeStack:
@@ -22,7 +27,9 @@ class ModeStack:
     def __init__(self, function: TorchFunctionMode | None, dispatch: torch_names.DispatchMode | None) -> None:
         self._function = function
         self._dispatch = dispatch
-        self._original_run: Any = None
+        self._patch: Patch | None = None
+        self._following = False
+        self._home: int | None = None
         self._due: bool | None = None
 
     def install(self) -> None:
@@ -34,6 +41,7 @@ class ModeStack:
             self._due = True
             return
         self._due = None
+        self._home = threading.get_ident()
         self._put_in()
 
     def remove(self) -> None:
@@ -55,11 +63,12 @@ class ModeStack:
                 if lifted:
                     _slip_flags_under(self._dispatch, lifted[-1])
 
-    def _take_out(self) -> None:
-        if self._function is not None:
-            _remove_function(self._function)
+    def _take_out(self) -> bool:
+        """Whether something was there."""
+        found = self._function is not None and _remove_function(self._function)
         if self._dispatch is not None:
-            _remove_dispatch(self._dispatch)
+            found = _remove_dispatch(self._dispatch) or found
+        return found
 
     def settle(self) -> None:
         """Do what could not be done inside a backward."""
@@ -86,23 +95,68 @@ class ModeStack:
 
     def follow_threads(self) -> None:
         """From now on threads that are started have the modes while they run. What is due elsewhere stays due."""
-        original = self._original_run = threading.Thread.run
-        stack = self
-
-        def run(thread: threading.Thread) -> None:
-            stack._put_in()
-            try:
-                original(thread)
-            finally:
-                stack._take_out()
-
-        threading.Thread.run = run  # type: ignore[method-assign, assignment]
+        self._following = True
+        if self._patch is None:
+            self._patch = Patch(threading.Thread, "run", self._wrap_run)
 
     def unfollow_threads(self) -> None:
-        """Threads start as they did before."""
-        if self._original_run is not None:
-            threading.Thread.run = self._original_run  # type: ignore[method-assign]
-            self._original_run = None
+        """Threads that start from now on have no modes."""
+        self._following = False
+
+    def leave(self) -> None:
+        """Remove everything. A stack of modes belongs to its thread: another thread's is left when that thread next runs."""
+        self._following = False
+        patch, self._patch = self._patch, None
+        if patch is not None:
+            patch.remove()
+        self.remove()
+        if self._home not in (None, threading.get_ident()) and self._home == threading.main_thread().ident:
+            _in_main_thread(self._take_out)
+
+    def leave_soon(self) -> None:
+        """In the handler of a mode that was left behind in this thread: torch puts it back after the handler.
+
+        The next event of the thread's profile comes after that, and is used to remove it.
+        """
+        if sys.getprofile() is None:
+            events = iter(range(_MOST_EVENTS))
+
+            def profile(*_: Any) -> None:
+                if self._take_out() or next(events, None) is None:
+                    sys.setprofile(None)
+
+            sys.setprofile(profile)
+
+    def _wrap_run(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        def run(thread: threading.Thread) -> Any:
+            if not self._following:
+                if not patch.active:
+                    patch.restore()
+                return original(thread)
+            self._put_in()
+            try:
+                return original(thread)
+            finally:
+                self._take_out()
+
+        return run
+
+
+def _in_main_thread(action: Callable[[], Any]) -> None:
+    """Have the main thread call this between two of its instructions."""
+
+    def call(_: Any) -> int:
+        action()
+        _pending.remove(pending)
+        return 0
+
+    pending = _PendingCall(call)
+    _pending.append(pending)
+    ctypes.pythonapi.Py_AddPendingCall(pending, None)
+
+
+_PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_pending: list[Any] = []
 
 
 class _WhenLetGo:
@@ -150,7 +204,7 @@ def _lifted_dispatch_modes() -> Iterator[list[Any]]:
             torch_names.push_dispatch_mode(mode)
 
 
-def _remove_dispatch(dispatch: torch_names.DispatchMode) -> None:
+def _remove_dispatch(dispatch: torch_names.DispatchMode) -> bool:
     above: list[Any] = []
     while torch_names.dispatch_modes():
         mode = torch_names.pop_dispatch_mode()
@@ -160,7 +214,7 @@ def _remove_dispatch(dispatch: torch_names.DispatchMode) -> None:
     else:
         for mode in reversed(above):
             torch_names.push_dispatch_mode(mode)
-        return
+        return False
     if above:
         # torch keeps "was a mode on before me?" in each mode; the one above must now answer as ours would have
         _hand_over_flags(dispatch, above[-1])
@@ -169,6 +223,7 @@ def _remove_dispatch(dispatch: torch_names.DispatchMode) -> None:
         dispatch.__exit__(None, None, None)
     for mode in reversed(above):
         torch_names.push_dispatch_mode(mode)
+    return True
 
 
 def _slip_flags_under(arriving: Any, above: Any) -> None:

@@ -17,6 +17,7 @@ from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.model import Level
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters, inner_module
+from tensorprobe.taps.patches import Patch
 from tensorprobe.taps.session import OpenCall, Session
 
 
@@ -28,27 +29,34 @@ class ModuleTap:
         self._names = names
         self._record = record
         self._before_outermost = before
-        self._original: Callable[..., Any] | None = None
+        self._patch: Patch | None = None
         self._looked_at: set[int] = set()
 
     def install(self) -> None:
         """Wrap `nn.Module.__call__`."""
-        original = nn.Module.__call__
+        self._patch = Patch(nn.Module, "__call__", self._wrap)
+
+    def remove(self) -> None:
+        """Take the wrapper out. A program that took it out before has hidden calls of modules."""
+        patch, self._patch = self._patch, None
+        if patch is not None:
+            if not patch.is_reached:
+                self._session.blind_spots[
+                    "nn.Module.__call__ was replaced by the program: later modules are not seen"
+                ] += 1
+            patch.remove()
+
+    def _wrap(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         tap = self
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch_names.is_compiling() or not tap._session.recording or tap._session.state.busy:
+                if not patch.active:
+                    patch.restore()
                 return original(module, *args, **kwargs)
             return tap._call(original, module, args, kwargs)
 
-        self._original = original
-        nn.Module.__call__ = __call__
-
-    def remove(self) -> None:
-        """Restore `nn.Module.__call__`."""
-        if self._original is not None:
-            nn.Module.__call__ = self._original
-            self._original = None
+        return __call__
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         session = self._session
@@ -163,19 +171,19 @@ def before_first_module(action: Callable[[nn.Module], None]) -> None:
 
     For programs that were not edited. Workers of a DataLoader do not count.
     """
-    original = nn.Module.__call__
-    waiting = True
 
-    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        nonlocal waiting
-        if not waiting or get_worker_info() is not None:
+    def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not patch.active:
+                patch.restore()
+            elif get_worker_info() is None:
+                topmost = patch.restore()
+                patch.remove()
+                action(module)
+                # A wrapper around this one was passed already: calling it again would never end.
+                return (nn.Module.__call__ if topmost else original)(module, *args, **kwargs)
             return original(module, *args, **kwargs)
-        waiting = False
-        topmost = nn.Module.__call__ is __call__
-        if topmost:
-            nn.Module.__call__ = original
-        action(module)
-        # A wrapper around this one was passed already: calling it again would never end.
-        return (nn.Module.__call__ if topmost else original)(module, *args, **kwargs)
 
-    nn.Module.__call__ = __call__
+        return __call__
+
+    Patch(nn.Module, "__call__", wrap)

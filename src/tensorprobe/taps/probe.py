@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import warnings
@@ -129,24 +130,31 @@ class Probe:
 
         In a forked child this only removes what was inherited: the run goes on in the parent.
         """
-        global _active
-        session, self._session = self._session, None
+        session = self._session
         if session is None:
-            if _active is self:
-                _active = None
+            self._leave()
             return self.coverage
+        # Every step happens, last one first, whatever is raised on the way; if one was cut short, `stop` can be called again.
+        with contextlib.ExitStack() as ending:
+            if not session.forked:
+                ending.callback(self._close, session)
+            ending.callback(self._leave)
+            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+                ending.callback(tap.remove)
+            ending.callback(self._modes.leave)
+            ending.callback(session.end)
+            ending.callback(self._pause, session)
+        self._session = None
         atexit.unregister(self.stop)
-        self._pause(session)
-        session.ended = True
-        self.numbers = session.numbers_now()
-        for tap in (self._modules, self._recompute, self._collectives, self._steps):
-            tap.remove()
-        _active = None
         if session.forked:
             return None
-        self.coverage = self._close(session)
         self._warn()
         return self.coverage
+
+    def _leave(self) -> None:
+        global _active
+        if _active is self:
+            _active = None
 
     def __enter__(self) -> Probe:
         return self.start()
@@ -194,6 +202,9 @@ class Probe:
             handling = Looking(session, plans, self._sink, describing)
         function = FunctionTap(session, plans, handling) if level.sees_api else None
         self._modes = ModeStack(function, dispatch)
+        for mode in (function, dispatch):
+            if mode is not None:
+                mode.left_behind = self._modes.leave_soon
         describing.visible_inside = self._modes.visible_inside
         if function is not None:
             function.visible_inside = self._modes.visible_inside
@@ -204,6 +215,7 @@ class Probe:
                 tap.install()
             self._resume_if_wanted(session)
         except BaseException:
+            self._modes.leave()
             for tap in (self._modules, self._recompute, self._collectives, self._steps):
                 tap.remove()
             raise
@@ -234,12 +246,13 @@ class Probe:
             self._modes.remove()
             self._paused = True
 
-    def _close(self, session: Session) -> Coverage:
+    def _close(self, session: Session) -> None:
+        self.numbers = session.numbers_now()
         coverage = session.coverage()
         kept = self._sink.close(coverage, coordinates(), self._model_device)
-        if kept is not None:
-            return kept
-        return msgspec.structs.replace(coverage, first_error=coverage.first_error or self._sink.failure)
+        if kept is None:
+            kept = msgspec.structs.replace(coverage, first_error=coverage.first_error or self._sink.failure)
+        self.coverage = kept
 
     def _warn(self) -> None:
         coverage = self.coverage
@@ -256,7 +269,11 @@ class Probe:
             near = f" Nearest: {', '.join(close)}." if close else ""
             problems.append(f"nothing matched {name!r}.{near}")
         if problems:
-            warnings.warn(f"{self.out}: " + "\n  ".join(problems), CaptureIncomplete, stacklevel=3)
+            message = f"{self.out}: " + "\n  ".join(problems)
+            try:
+                warnings.warn(message, CaptureIncomplete, stacklevel=3)
+            except CaptureIncomplete:  # warnings are errors here; this one must not replace what the program raises
+                logging.getLogger("tensorprobe").warning(message)
 
 
 @public

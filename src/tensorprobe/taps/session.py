@@ -359,6 +359,10 @@ class Session:
         with self._lock:
             self.filtered += 1
 
+    def end(self) -> None:
+        """Nothing is recorded from now on."""
+        self.recording, self.ended = False, True
+
     def end_step(self) -> None:
         """Let the sink finish the step. What it computes is no call of the user's."""
         busy, self.state.busy = self.state.busy, True

@@ -20,6 +20,7 @@ from typing import Any
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
+from tensorprobe.taps.patches import Patch
 from tensorprobe.torch_names import LoaderIterator
 
 
@@ -69,8 +70,7 @@ class LoaderTap:
     def __init__(self, before: Callable[[int], None], after: Callable[[int], None]) -> None:
         self._before, self._after = before, after
         self._thread = threading.get_ident()
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._patch: Patch | None = None
         self._counted: Callable[[], Any] | None = None
         self._inside = False
         self.batches = 0
@@ -80,22 +80,24 @@ class LoaderTap:
 
     def install(self) -> None:
         """Watch all loaders, also those whose iteration has begun."""
-        if self._wrapper is not None:
-            return
-        original = LoaderIterator.__next__
-
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:
-            return original(iterator) if self._wrapper is None else self._next(iterator, original)
-
-        self._original, self._wrapper = original, __next__
-        LoaderIterator.__next__ = __next__
+        if self._patch is None:
+            self._patch = Patch(LoaderIterator, "__next__", self._wrap)
 
     def remove(self) -> None:
-        """Watch them no more. Where another wrapper stands around ours, ours stays and passes everything through."""
-        if self._wrapper is not None and LoaderIterator.__next__ is self._wrapper:
-            LoaderIterator.__next__ = self._original
-        self._wrapper = self._counted = None
+        """Watch them no more."""
+        patch, self._patch, self._counted = self._patch, None, None
+        if patch is not None:
+            patch.remove()
+
+    def _wrap(self, original: Callable[[Any], Any], patch: Patch) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def __next__(iterator: Any) -> Any:
+            if patch.active:
+                return self._next(iterator, original)
+            patch.restore()
+            return original(iterator)
+
+        return __next__
 
     def _next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
         if get_worker_info() is not None:

@@ -1,0 +1,91 @@
+"""One attribute of a class, wrapped while a probe runs, and taken out again wherever it then stands.
+
+The program may put a wrapper of its own around ours, or take back one that ours stands around. At the end only ours is
+removed: from the class, or from the closure, `__wrapped__`, `partial` or instance that holds it. Where it cannot be found
+it passes every call through, and removes itself when it is called and stands on the class again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+_MOST_LAYERS = 100
+
+
+class Patch:
+    """Wraps `owner.name`. `make` gets the original function and this object, and returns the wrapper.
+
+    A wrapper that finds `active` false calls `restore` and then the original.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Callable[..., Any], Patch], Callable[..., Any]]) -> None:
+        self._owner, self._name = owner, name
+        self._found = owner.__dict__.get(name)
+        self._original = getattr(owner, name)
+        self.active = True
+        self._wrapper = make(self._original, self)
+        setattr(owner, name, staticmethod(self._wrapper) if isinstance(self._found, staticmethod) else self._wrapper)
+
+    def remove(self) -> None:
+        """Take the wrapper out, and nothing else."""
+        self.active = False
+        if not self.restore():
+            for replace in _holders(getattr(self._owner, self._name, None), self._wrapper):
+                replace(self._original)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the class still leads to the wrapper, as far as can be seen."""
+        now = getattr(self._owner, self._name, None)
+        return now is self._wrapper or any(True for _ in _holders(now, self._wrapper))
+
+    def restore(self) -> bool:
+        """Put the original back if the wrapper stands on the class; whether it did."""
+        if getattr(self._owner, self._name, None) is not self._wrapper:
+            return False
+        if self._found is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._found)
+        return True
+
+
+def _holders(outermost: Any, wrapper: Any) -> Iterator[Callable[[Any], None]]:
+    """Yield functions that put something else in the places where layers of wrappers hold `wrapper`."""
+    layers, seen = [outermost], {id(wrapper)}
+    while layers and len(seen) < _MOST_LAYERS:
+        layer = layers.pop()
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        for held, replace in _held(layer):
+            if held is wrapper:
+                yield replace
+            elif (callable(held) or hasattr(held, "__dict__")) and not isinstance(held, (type, ModuleType)):
+                layers.append(held)
+
+
+def _held(layer: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    for cell in getattr(layer, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+        except ValueError:  # an empty cell
+            continue
+    for owner in (layer, getattr(layer, "__self__", None)):
+        names = getattr(owner, "__dict__", None)
+        if isinstance(names, dict):
+            for name, value in list(names.items()):
+                yield value, functools.partial(names.__setitem__, name)
+    if isinstance(layer, functools.partial):
+        function, args, kwargs = layer.func, layer.args, layer.keywords
+        yield function, lambda new: layer.__setstate__((new, args, kwargs, {}))  # type: ignore[attr-defined]
+    defaults = getattr(layer, "__defaults__", None) or ()
+    for place, value in enumerate(defaults):
+
+        def replace(new: Any, place: int = place) -> None:
+            layer.__defaults__ = (*defaults[:place], new, *defaults[place + 1 :])
+
+        yield value, replace
