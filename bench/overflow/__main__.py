@@ -1,7 +1,7 @@
 """Measure the overflow watch: does it name planted NaN and inf, does it raise false alarms, what does it cost?
 
     python -m bench.overflow                                 everything (half an hour; the costs need an idle machine)
-    python -m bench.overflow --parts births
+    python -m bench.overflow --parts planted
     python -m bench.overflow --parts clean --models bert,llama
     python -m bench.overflow --parts overhead --sizes tiny,small --repeats 1
 
@@ -22,7 +22,7 @@ from typing import Any
 from bench.driver import RESULTS, Row, Task, run_parts, run_rounds, words_of
 from bench.overflow.table import print_tables
 
-PARTS = ("births", "clean", "overhead")
+PARTS = ("planted", "clean", "overhead")
 SIZES = ("tiny", "small", "medium")
 PLACES = ("cpu", "npu", "npu, wrong kernels", "two ranks")
 MODELS = ("bert", "llama", "qwen-moe", "mamba", "resnet", "vit")
@@ -31,8 +31,8 @@ MODELS = ("bert", "llama", "qwen-moe", "mamba", "resnet", "vit")
 def list_tasks(part: str, options: argparse.Namespace) -> list[Task]:
     if part == "overhead":
         return [Task("bench.overflow.overhead", {"size": size}, ("--size", size)) for size in options.sizes]
-    if part == "births":
-        return [Task("bench.overflow", {"place": place}, ("--worker", "births", "--place", place)) for place in PLACES]
+    if part == "planted":
+        return [Task("bench.overflow", {"place": place}, ("--worker", "planted", "--place", place)) for place in PLACES]
     arguments = ("--worker", "clean", "--models")
     return [Task("bench.overflow", {"model": model}, (*arguments, model)) for model in options.models]
 
@@ -48,8 +48,8 @@ def work_on(options: argparse.Namespace) -> list[dict[str, Any]]:
     import torch
 
     torch.set_num_threads(options.threads)
-    if options.worker == "births":
-        from bench.overflow.births import outcomes_of
+    if options.worker == "planted":
+        from bench.overflow.planted import outcomes_of
 
         return [
             {**asdict(each), "error": each.error, "missed": each.missed, "false": each.false, "exact": each.exact}

@@ -1,7 +1,7 @@
-"""A planted birth: a small program, and what a watch over it must say. For bench.overflow and the tests.
+"""A planted overflow: a small program, and what a watch over it must say. For bench.overflow and the tests.
 
-What is expected is written down by hand, not taken from the tool: `Torch.log.0.forward inf` is a call and the kind of what was
-born in it; ` step 2`, ` rank 1` and ` abnormal` follow where they are not the rule. Nothing that is not expected may be told.
+Expected findings are written by hand, not taken from the tool: `Torch.log.0.forward inf` is a call and the kind of finding.
+` step 2`, ` rank 1` and ` abnormal` follow if they are not the default. Any other finding is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorprobe.model.overflow import Arrival, Birth
+from tensorprobe.model.overflow import Arrival, FirstNonfinite
 from tensorprobe.watches.overflow import OverflowWatch
 
 Watching = Callable[..., OverflowWatch]
@@ -21,18 +21,18 @@ Program = Callable[[Watching], None]
 
 @dataclass(frozen=True)
 class Planted:
-    """A program with the births and arrivals that it has, in their order; `skipped`: by a GradScaler."""
+    """A program with its expected findings and arrivals, in order; `skipped`: by a GradScaler."""
 
     name: str
     program: Program
-    births: tuple[str, ...] = ()
+    first_nonfinite: tuple[str, ...] = ()
     arrivals: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was expected and what was told, births and arrivals alike."""
+    """What was expected and what was reported: findings and arrivals."""
 
     name: str
     expected: list[str]
@@ -53,21 +53,21 @@ class Outcome:
 
 
 def plants(
-    into: dict[str, Planted], *births: str, arrivals: tuple[str, ...] = (), skipped: tuple[str, ...] = ()
+    into: dict[str, Planted], *first_nonfinite: str, arrivals: tuple[str, ...] = (), skipped: tuple[str, ...] = ()
 ) -> Callable[[Program], Program]:
     """Puts a program into a table, with what it must say."""
 
     def add(program: Program) -> Program:
-        into[program.__name__] = Planted(program.__name__, program, births, arrivals, skipped)
+        into[program.__name__] = Planted(program.__name__, program, first_nonfinite, arrivals, skipped)
         return program
 
     return add
 
 
-def told_birth(birth: Birth) -> str:
-    """A birth as it is expected."""
-    abnormal = " abnormal" if birth.verdict == "abnormal" else ""
-    return f"{birth.call} {birth.kind}{_where(birth)}{abnormal}"
+def told_first(first: FirstNonfinite) -> str:
+    """Return a finding in the spelling of `Planted`."""
+    abnormal = " abnormal" if first.verdict == "abnormal" else ""
+    return f"{first.call} {first.kind}{_where(first)}{abnormal}"
 
 
 def told_arrival(arrival: Arrival) -> str:
@@ -75,13 +75,13 @@ def told_arrival(arrival: Arrival) -> str:
     return f"{arrival.call} had {arrival.what}{_where(arrival)}"
 
 
-def _where(fact: Birth | Arrival) -> str:
+def _where(fact: FirstNonfinite | Arrival) -> str:
     return (f" step {fact.step}" if fact.step else "") + (f" rank {fact.rank}" if fact.rank else "")
 
 
 def expected_of(planted: Planted) -> list[str]:
     """All that must be told."""
-    return [*planted.births, *planted.arrivals, *(f"{call} skipped" for call in planted.skipped)]
+    return [*planted.first_nonfinite, *planted.arrivals, *(f"{call} skipped" for call in planted.skipped)]
 
 
 def watch_planted(planted: Planted, folder: Path) -> Outcome:
@@ -95,7 +95,9 @@ def watch_planted(planted: Planted, folder: Path) -> Outcome:
     planted.program(watching)
     (watch,) = watches
     report = watch.result.summary
-    told = [told_birth(birth) for birth in report.births] + [told_arrival(arrival) for arrival in report.arrivals]
+    told = [told_first(first) for first in report.first_nonfinite] + [
+        told_arrival(arrival) for arrival in report.arrivals
+    ]
     told += [f"{call} skipped" for call in report.skipped_by_scaler]
     error = "; ".join(note for note in report.notes if "could not be" in note or "raised" in note)
     return Outcome(planted.name, expected_of(planted), told, error)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench.overflow.case import told_arrival, told_birth
+from bench.overflow.case import told_arrival, told_first
 from bench.zoo import MODELS
 from tensorprobe.watches.overflow import OverflowWatch
 
@@ -55,7 +55,9 @@ def clean_rows(names: list[str]) -> Iterator[dict[str, Any]]:
                 losses, watch = train(name, dtype, Path(folder))
             assert watch is not None
             found = watch.result.summary
-            told = [told_birth(birth) for birth in found.births] + [told_arrival(each) for each in found.arrivals]
+            told = [told_first(first) for first in found.first_nonfinite] + [
+                told_arrival(each) for each in found.arrivals
+            ]
             yield {
                 "model": name,
                 "numbers": numbers,

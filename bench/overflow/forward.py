@@ -1,4 +1,4 @@
-"""Planted births in forward: the numbers become too large, or are none. For bench.overflow."""
+"""Planted overflows in forward: the numbers become too large, or are none. For bench.overflow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from bench.overflow.case import Planted, Watching, plants
 
 FORWARD: dict[str, Planted] = {}
-birth = functools.partial(plants, FORWARD)
+plant = functools.partial(plants, FORWARD)
 HALF = torch.float16
 
 
-@birth("Tensor.matmul.0.forward inf")
+@plant("Tensor.matmul.0.forward inf")
 def fp16_attention(watching: Watching) -> None:
     query = torch.full((1, 4, 64), 40.0, dtype=HALF)
     future = torch.ones(4, 4, dtype=torch.bool).triu(1)
@@ -24,112 +24,112 @@ def fp16_attention(watching: Watching) -> None:
         F.softmax(scores.masked_fill(future, -torch.inf), -1) @ query
 
 
-@birth("Torch.log.0.forward inf")
+@plant("Torch.log.0.forward inf")
 def log_of_zero(watching: Watching) -> None:
     probabilities = torch.tensor([0.25, 0.0, 0.75])
     with watching():
         -torch.log(probabilities).mean()
 
 
-@birth("Tensor.log.0.forward inf")
+@plant("Tensor.log.0.forward inf")
 def entropy_of_zero(watching: Watching) -> None:
     probabilities = torch.tensor([0.25, 0.0, 0.75])
     with watching():
         -(probabilities * probabilities.log()).sum()
 
 
-@birth("Tensor.div.0.forward nan")
+@plant("Tensor.div.0.forward nan")
 def zero_norm(watching: Watching) -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     with watching():
         rows / rows.norm(dim=1, keepdim=True)
 
 
-@birth("Torch.rsqrt.0.forward inf")
+@plant("Torch.rsqrt.0.forward inf")
 def rms_norm_without_eps(watching: Watching) -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     with watching():
         rows * torch.rsqrt(rows.square().mean(-1, keepdim=True))
 
 
-@birth("Tensor.__pow__.0.forward inf")
+@plant("Tensor.__pow__.0.forward inf")
 def fp16_square_in_norm(watching: Watching) -> None:
     rows = torch.full((2, 8), 300.0, dtype=HALF)
     with watching():
         rows * torch.rsqrt((rows**2).mean(-1, keepdim=True) + 1e-6)
 
 
-@birth("Torch.exp.0.forward inf")
+@plant("Torch.exp.0.forward inf")
 def exp_overflow(watching: Watching) -> None:
     x = torch.tensor([1.0, 89.0])
     with watching():
         torch.exp(x).clamp(max=1e6).sum()
 
 
-@birth("Torch.cumprod.0.forward inf")
+@plant("Torch.cumprod.0.forward inf")
 def cumprod_overflow(watching: Watching) -> None:
     x = torch.full((20,), 1e4)
     with watching():
         torch.cumprod(x, 0)
 
 
-@birth("Torch.sqrt.0.forward nan")
+@plant("Torch.sqrt.0.forward nan")
 def sqrt_of_negative(watching: Watching) -> None:
     variance = torch.tensor([1.0, -1e-9])
     with watching():
         torch.sqrt(variance) + 1
 
 
-@birth("Torch.acos.0.forward nan")
+@plant("Torch.acos.0.forward nan")
 def acos_beyond_one(watching: Watching) -> None:
     cosine = torch.tensor([0.5, 1.0000001])
     with watching():
         torch.acos(cosine).sum()
 
 
-@birth("Tensor.half.0.forward inf")
+@plant("Tensor.half.0.forward inf")
 def cast_to_half(watching: Watching) -> None:
     x = torch.tensor([1.0, 7e4])
     with watching():
         x.half() * 0.5
 
 
-@birth("Tensor.to.0.forward inf")
+@plant("Tensor.to.0.forward inf")
 def cast_of_negative_to_half(watching: Watching) -> None:
     x = torch.tensor([1.0, -7e4])
     with watching():
         x.to(HALF).mean()
 
 
-@birth("Tensor.to.0.forward inf")
+@plant("Tensor.to.0.forward inf")
 def cast_to_float8(watching: Watching) -> None:
     x = torch.tensor([1.0, 1e6])
     with watching():
         x.to(torch.float8_e5m2).float().sum()
 
 
-@birth("Tensor.sum.0.forward inf")
+@plant("Tensor.sum.0.forward inf")
 def fp16_sum(watching: Watching) -> None:
     x = torch.full((128,), 1000.0, dtype=HALF)
     with watching():
         x.sum() / 128
 
 
-@birth("Torch.reciprocal.0.forward inf")
+@plant("Torch.reciprocal.0.forward inf")
 def division_hidden_by_where(watching: Watching) -> None:
     x = torch.tensor([2.0, 0.0], requires_grad=True)
     with watching():
         torch.where(x == 0, torch.zeros(2), torch.reciprocal(x)).sum().backward()
 
 
-@birth("Tensor.div.0.forward nan")
+@plant("Tensor.div.0.forward nan")
 def complex_division(watching: Watching) -> None:
     x = torch.zeros(3, dtype=torch.complex64)
     with watching():
         x / x
 
 
-@birth("Functional.conv2d.0.forward inf")
+@plant("Functional.conv2d.0.forward inf")
 def convolution(watching: Watching) -> None:
     images = torch.full((1, 2, 4, 4), 1e20).to(memory_format=torch.channels_last)
     conv = nn.Conv2d(2, 3, 3)
@@ -138,7 +138,7 @@ def convolution(watching: Watching) -> None:
         F.relu(conv(images)).mean().backward()
 
 
-@birth("Torch.exp.0.forward inf")
+@plant("Torch.exp.0.forward inf")
 def one_of_many(watching: Watching) -> None:
     x = torch.zeros(300_001)
     x[-1] = 100
@@ -146,7 +146,7 @@ def one_of_many(watching: Watching) -> None:
         torch.exp(x)
 
 
-@birth("Functional.softmax.0.forward nan")
+@plant("Functional.softmax.0.forward nan")
 def fully_masked_row(watching: Watching) -> None:
     scores = torch.randn(3, 4)
     hidden = torch.tensor([[True], [False], [False]]).expand(3, 4)
@@ -154,7 +154,7 @@ def fully_masked_row(watching: Watching) -> None:
         F.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ torch.ones(4, 2)
 
 
-@birth("Functional.softmax.0.forward nan")
+@plant("Functional.softmax.0.forward nan")
 def padding_only_in_multihead_attention(watching: Watching) -> None:
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     x, padding = torch.randn(2, 3, 8), torch.tensor([[True] * 3, [False] * 3])
@@ -162,7 +162,7 @@ def padding_only_in_multihead_attention(watching: Watching) -> None:
         attention(x, x, x, key_padding_mask=padding)
 
 
-@birth("Tensor.sub.0.forward nan")
+@plant("Tensor.sub.0.forward nan")
 def inf_minus_inf_behind_a_mask(watching: Watching) -> None:
     scores = torch.randn(3, 4).masked_fill(torch.tensor([[True], [False], [False]]), -torch.inf)
     with watching():
@@ -170,7 +170,7 @@ def inf_minus_inf_behind_a_mask(watching: Watching) -> None:
         weights / weights.sum(-1, keepdim=True)
 
 
-@birth("Tensor.mul.0.forward nan")
+@plant("Tensor.mul.0.forward nan")
 def zero_times_infinity(watching: Watching) -> None:
     keep = torch.tensor([1.0, 0.0, 1.0])
     with watching():
@@ -178,21 +178,21 @@ def zero_times_infinity(watching: Watching) -> None:
         F.softmax(mask * keep, -1)
 
 
-@birth("Torch.sqrt.0.forward nan")
+@plant("Torch.sqrt.0.forward nan")
 def a_true_nan_beside_a_mask(watching: Watching) -> None:
     x, hidden = torch.tensor([[4.0, 1.0, -1.0]]), torch.tensor([False, True, False])
     with watching():
         F.softmax(torch.sqrt(x.masked_fill(hidden, torch.inf)).masked_fill(hidden, -torch.inf), -1)
 
 
-@birth("Tensor.add.0.forward inf")
+@plant("Tensor.add.0.forward inf")
 def two_fp16_masks_on_one_row(watching: Watching) -> None:
     least = torch.full((2, 3), torch.finfo(HALF).min, dtype=HALF)
     with watching():
         F.softmax(least + least, -1)
 
 
-@birth("Functional.cross_entropy.0.forward inf")
+@plant("Functional.cross_entropy.0.forward inf")
 def target_behind_a_mask(watching: Watching) -> None:
     logits = torch.randn(2, 4, requires_grad=True)
     with watching():
@@ -200,21 +200,21 @@ def target_behind_a_mask(watching: Watching) -> None:
         F.cross_entropy(masked, torch.tensor([0, 1])).backward()
 
 
-@birth("Functional.nll_loss.0.forward inf")
+@plant("Functional.nll_loss.0.forward inf")
 def target_behind_a_mask_in_two_calls(watching: Watching) -> None:
     logits = torch.randn(2, 4).masked_fill(torch.tensor([False, True, False, False]), -torch.inf)
     with watching():
         F.nll_loss(F.log_softmax(logits, -1), torch.tensor([0, 1]))
 
 
-@birth("Functional.layer_norm.0.forward nan")
+@plant("Functional.layer_norm.0.forward nan")
 def constant_row_in_layer_norm(watching: Watching) -> None:
     norm = nn.LayerNorm(4, eps=0)
     with watching(norm):
         norm(torch.ones(2, 4)).sum().backward()
 
 
-@birth("Functional.batch_norm.0.forward nan")
+@plant("Functional.batch_norm.0.forward nan")
 def no_variance_in_an_evaluated_batch_norm(watching: Watching) -> None:
     norm = nn.BatchNorm1d(3, eps=0).eval()
     norm.running_var.zero_()
@@ -222,28 +222,28 @@ def no_variance_in_an_evaluated_batch_norm(watching: Watching) -> None:
         norm(torch.ones(4, 3))
 
 
-@birth("Torch.log.0.forward inf")
+@plant("Torch.log.0.forward inf")
 def gumbel_noise_of_zero(watching: Watching) -> None:
     uniform = torch.tensor([0.5, 0.0])
     with watching():
         -torch.log(-torch.log(uniform))
 
 
-@birth("Tensor.mul.0.forward nan")
+@plant("Tensor.mul.0.forward nan")
 def product_with_a_mask_of_infinity(watching: Watching) -> None:
     keep = torch.tensor([1.0, 0.0])
     with watching():
         F.softmax(torch.randn(2) + (1 - keep) * -torch.inf, -1)
 
 
-@birth("Functional.cross_entropy.0.forward nan")
+@plant("Functional.cross_entropy.0.forward nan")
 def every_target_ignored(watching: Watching) -> None:
     logits = torch.randn(2, 4, requires_grad=True)
     with watching():
         F.cross_entropy(logits, torch.tensor([-100, -100])).backward()
 
 
-@birth("Tensor.mean.0.forward nan")
+@plant("Tensor.mean.0.forward nan")
 def mean_of_nothing(watching: Watching) -> None:
     losses = torch.rand(4)
     with watching():

@@ -1,6 +1,7 @@
-"""Planted births in a program of two processes, for bench.overflow: `run_ranks(folder)`, or `python -m bench.overflow.ranks RANK FOLDER`.
+"""Planted overflows in a program of two processes, for bench.overflow: `run_ranks(folder)`.
 
-Each process watches all programs one after the other; what is looked at is the answer for all ranks together, in causal order.
+Also `python -m bench.overflow.ranks RANK FOLDER`. Each process watches all programs, one after the other. The merged report of both
+ranks is compared.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.driver import environment
-from bench.overflow.case import Outcome, Planted, Watching, expected_of, plants, told_arrival, told_birth
+from bench.overflow.case import Outcome, Planted, Watching, expected_of, plants, told_arrival, told_first
 from tensorprobe.watches.overflow import OverflowWatch, find_overflow
 
 WORLD = 2
 TIME_LIMIT_S = 120
 RANKS: dict[str, Planted] = {}
-birth = functools.partial(plants, RANKS)
+plant = functools.partial(plants, RANKS)
 
 
 def wrapped(model: nn.Module) -> DistributedDataParallel:
     return DistributedDataParallel(model)
 
 
-@birth("Torch.exp.0.forward inf rank 1")
+@plant("Torch.exp.0.forward inf rank 1")
 def before_an_all_reduce(watching: Watching) -> None:
     with watching():
         x = torch.exp(torch.full((3,), 100.0 * dist.get_rank()))
@@ -41,7 +42,7 @@ def before_an_all_reduce(watching: Watching) -> None:
         x.sum()
 
 
-@birth("Torch.exp.0.forward inf rank 1")
+@plant("Torch.exp.0.forward inf rank 1")
 def before_an_all_reduce_that_is_waited_for(watching: Watching) -> None:
     with watching():
         x = torch.exp(torch.full((3,), 100.0 * dist.get_rank()))
@@ -49,13 +50,13 @@ def before_an_all_reduce_that_is_waited_for(watching: Watching) -> None:
         x.sum()
 
 
-@birth("Distributed.all_reduce.0.forward inf", "Distributed.all_reduce.0.forward inf rank 1")
+@plant("Distributed.all_reduce.0.forward inf", "Distributed.all_reduce.0.forward inf rank 1")
 def sum_of_an_all_reduce(watching: Watching) -> None:
     with watching():
         dist.all_reduce(torch.full((3,), 3e38))
 
 
-@birth("Torch.sqrt.0.forward nan")
+@plant("Torch.sqrt.0.forward nan")
 def before_a_broadcast(watching: Watching) -> None:
     with watching():
         x = torch.sqrt(torch.full((3,), dist.get_rank() - 0.5))
@@ -63,7 +64,7 @@ def before_a_broadcast(watching: Watching) -> None:
         x.sum()
 
 
-@birth("Torch.exp.0.forward inf rank 1")
+@plant("Torch.exp.0.forward inf rank 1")
 def before_an_all_gather(watching: Watching) -> None:
     with watching():
         parts = [torch.zeros(2) for _ in range(WORLD)]
@@ -71,7 +72,7 @@ def before_an_all_gather(watching: Watching) -> None:
         torch.stack(parts).mean()
 
 
-@birth("Torch.sqrt.0.backward inf rank 1")
+@plant("Torch.sqrt.0.backward inf rank 1")
 def backward_of_one_replica(watching: Watching) -> None:
     model = wrapped(nn.Linear(2, 2, bias=False))
     nn.init.ones_(model.module.weight)
@@ -83,7 +84,7 @@ def backward_of_one_replica(watching: Watching) -> None:
             optimizer.step()
 
 
-@birth(arrivals=("Functional.linear.0.forward had input rank 1",))
+@plant(arrivals=("Functional.linear.0.forward had input rank 1",))
 def data_of_one_replica(watching: Watching) -> None:
     model = wrapped(nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -93,7 +94,7 @@ def data_of_one_replica(watching: Watching) -> None:
         optimizer.step()
 
 
-@birth()
+@plant()
 def replicas_with_masks(watching: Watching) -> None:
     model = wrapped(nn.Linear(4, 4))
     future = torch.ones(4, 4, dtype=torch.bool).triu(1)
@@ -131,7 +132,9 @@ def run_ranks(folder: Path, popen: Callable[..., Any] = subprocess.Popen) -> lis
 def read_ranks(planted: Planted, folder: Path) -> Outcome:
     """What the watches of all ranks say together."""
     report = find_overflow(folder).summary
-    told = [told_birth(birth) for birth in report.births] + [told_arrival(arrival) for arrival in report.arrivals]
+    told = [told_first(first) for first in report.first_nonfinite] + [
+        told_arrival(arrival) for arrival in report.arrivals
+    ]
     error = "" if report.ranks == list(range(WORLD)) else f"watched were the ranks {report.ranks}"
     return Outcome(planted.name, expected_of(planted), told, error)
 

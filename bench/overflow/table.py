@@ -1,4 +1,4 @@
-"""What the overflow benchmark says of its raw results: births, alarms, ratios, targets. Prints them; measures nothing."""
+"""What the overflow benchmark says of its raw results: planted overflows, alarms, ratios, targets. Prints them; measures nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ COST_TARGETS = {"tiny": 3.0, "medium": 1.15}
 
 def print_tables(measured: dict[str, list[Row]]) -> None:
     """The figures of the parts that were measured, and the targets."""
-    print_parts({"births": births, "clean": clean, "overhead": overhead}, measured)
+    print_parts({"planted": planted, "clean": clean, "overhead": overhead}, measured)
 
 
-def births(rows: list[Row]) -> tuple[list[Table], list[Target]]:
+def planted(rows: list[Row]) -> tuple[list[Table], list[Target]]:
     """A line for each program."""
     lines, targets = [], []
     for row in rows:
@@ -31,11 +31,11 @@ def births(rows: list[Row]) -> tuple[list[Table], list[Target]]:
         exact, missed, false = (sum(bool(row[key]) for row in mine) for key in ("exact", "missed", "false"))
         figure = f"{exact} of {len(mine)}: {missed} with something missed, {false} with something false"
         targets.append((f"programs told exactly, {place}", "all", figure, bool(mine) and exact == len(mine)))
-    return [table("Planted births", ["where", "program", "expected", "told", "error"], lines)], targets
+    return [table("Planted overflows", ["where", "program", "expected", "told", "error"], lines)], targets
 
 
 def clean(rows: list[Row]) -> tuple[list[Table], list[Target]]:
-    """A line for each training that has no birth."""
+    """A line for each training without a NaN or inf."""
     lines = []
     for row in rows:
         if "told" not in row:

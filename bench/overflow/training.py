@@ -1,4 +1,4 @@
-"""Planted births in backward, in optimizers, under checkpointing and gradient scaling. For bench.overflow."""
+"""Planted overflows in backward, in optimizers, under checkpointing and gradient scaling. For bench.overflow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.utils.checkpoint import checkpoint
 from bench.overflow.case import Planted, Watching, plants
 
 TRAINING: dict[str, Planted] = {}
-birth = functools.partial(plants, TRAINING)
+plant = functools.partial(plants, TRAINING)
 HALF = torch.float16
 
 
-@birth("Tensor.mul.0.backward inf")
+@plant("Tensor.mul.0.backward inf")
 def exploding_gradient(watching: Watching) -> None:
     x, weight = torch.full((3,), 1e-30, requires_grad=True), torch.tensor(1e20)
     with watching():
         ((x * weight) * weight).sum().backward()
 
 
-@birth("Functional.linear.1.backward inf")
+@plant("Functional.linear.1.backward inf")
 def exploding_gradient_in_a_deep_net(watching: Watching) -> None:
     layers = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(4)])
     for layer in layers:
@@ -33,21 +33,21 @@ def exploding_gradient_in_a_deep_net(watching: Watching) -> None:
         layers(torch.full((1, 4), 1e-37)).mul(1e-5).mean().backward()
 
 
-@birth("Torch.sqrt.0.backward inf")
+@plant("Torch.sqrt.0.backward inf")
 def gradient_of_a_norm_at_zero(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
     with watching():
         torch.sqrt((x**2).sum()).backward()
 
 
-@birth("Torch.sqrt.0.backward nan")
+@plant("Torch.sqrt.0.backward nan")
 def gradient_hidden_by_where(watching: Watching) -> None:
     x = torch.tensor([4.0, 0.0], requires_grad=True)
     with watching():
         torch.where(x > 0, torch.sqrt(x), torch.zeros(2)).sum().backward()
 
 
-@birth("Tensor.float.0.backward inf")
+@plant("Tensor.float.0.backward inf")
 def negative_gradient_cast_to_half(watching: Watching) -> None:
     """Minus infinity, but no mask: it is a gradient."""
     weight = torch.ones(3, dtype=HALF, requires_grad=True)
@@ -55,14 +55,14 @@ def negative_gradient_cast_to_half(watching: Watching) -> None:
         (weight.float() * -1e10).sum().backward()
 
 
-@birth("Tensor.pow.0.backward inf")
+@plant("Tensor.pow.0.backward inf")
 def gradient_of_a_root(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
     with watching():
         x.pow(0.5).sum().backward()
 
 
-@birth("Torch.sqrt.0.backward inf")
+@plant("Torch.sqrt.0.backward inf")
 def gradient_penalty(watching: Watching) -> None:
     x, weight = torch.ones(3, requires_grad=True), torch.zeros(3, requires_grad=True)
     with watching():
@@ -70,14 +70,14 @@ def gradient_penalty(watching: Watching) -> None:
         (torch.sqrt((gradient**2).sum()) - 1).square().backward()
 
 
-@birth("Torch.linalg.eigh.0.backward nan")
+@plant("Torch.linalg.eigh.0.backward nan")
 def gradient_of_equal_eigenvalues(watching: Watching) -> None:
     matrix = torch.eye(3, requires_grad=True)
     with watching():
         torch.linalg.eigh(matrix).eigenvectors.abs().sum().backward()
 
 
-@birth("Torch.logsumexp.0.backward nan")
+@plant("Torch.logsumexp.0.backward nan")
 def gradient_of_a_masked_row(watching: Watching) -> None:
     scores = torch.randn(2, 4, requires_grad=True)
     with watching():
@@ -85,28 +85,28 @@ def gradient_of_a_masked_row(watching: Watching) -> None:
         torch.logsumexp(masked, -1).exp().sum().backward()
 
 
-@birth("Torch.exp.0.forward inf")
+@plant("Torch.exp.0.forward inf")
 def inside_a_checkpoint(watching: Watching) -> None:
     x = torch.full((3,), 100.0, requires_grad=True)
     with watching():
         checkpoint(lambda y: torch.exp(y).clamp(max=9.0), x, use_reentrant=False).sum().backward()
 
 
-@birth("Torch.exp.0.forward inf")
+@plant("Torch.exp.0.forward inf")
 def inside_a_reentrant_checkpoint(watching: Watching) -> None:
     x = torch.full((3,), 100.0, requires_grad=True)
     with watching():
         checkpoint(lambda y: torch.exp(y).clamp(max=9.0), x, use_reentrant=True).sum().backward()
 
 
-@birth("Torch.sqrt.0.backward inf")
+@plant("Torch.sqrt.0.backward inf")
 def in_the_backward_of_a_checkpoint(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
     with watching():
         checkpoint(lambda y: torch.sqrt(y * 2), x, use_reentrant=False).sum().backward()
 
 
-@birth("Torch.sqrt.0.backward inf")
+@plant("Torch.sqrt.0.backward inf")
 def in_the_backward_of_a_reentrant_checkpoint(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
     with watching():
@@ -127,14 +127,14 @@ class ScaledBack(torch.autograd.Function):
         return gradient / x.norm()
 
 
-@birth("Tensor.div.0.forward inf")
+@plant("Tensor.div.0.forward inf")
 def in_the_backward_of_a_custom_function(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
     with watching():
         (ScaledBack.apply(x) + 1).sum().backward()
 
 
-@birth("Tensor.div.0.forward inf")
+@plant("Tensor.div.0.forward inf")
 def in_a_hook_of_a_tensor(watching: Watching) -> None:
     x = torch.ones(3, requires_grad=True)
     with watching():
@@ -143,7 +143,7 @@ def in_a_hook_of_a_tensor(watching: Watching) -> None:
         y.sum().backward()
 
 
-@birth(arrivals=("Tensor.exp.0.backward had gradient",))
+@plant(arrivals=("Tensor.exp.0.backward had gradient",))
 def sum_of_gradients(watching: Watching) -> None:
     """The engine adds up what two calls give, in no call at all."""
     x = torch.full((3,), -10.0, requires_grad=True)
@@ -152,7 +152,7 @@ def sum_of_gradients(watching: Watching) -> None:
         (y * 2e38 + y * 2e38).sum().backward()
 
 
-@birth(arrivals=("Tensor.add_.0.forward had gradient of weight",))
+@plant(arrivals=("Tensor.add_.0.forward had gradient of weight",))
 def accumulated_over_two_batches(watching: Watching) -> None:
     linear = nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1, foreach=False)
@@ -162,7 +162,7 @@ def accumulated_over_two_batches(watching: Watching) -> None:
         optimizer.step()
 
 
-@birth("Torch.sqrt.0.backward inf")
+@plant("Torch.sqrt.0.backward inf")
 def in_torch_autograd_grad(watching: Watching) -> None:
     x = torch.zeros(3, requires_grad=True)
     with watching():
@@ -180,7 +180,7 @@ def half_linear() -> nn.Linear:
     return linear
 
 
-@birth("Tensor.addcmul_.0.forward inf")
+@plant("Tensor.addcmul_.0.forward inf")
 def second_moment_of_adamw_in_fp16(watching: Watching) -> None:
     linear = half_linear()
     optimizer = torch.optim.AdamW(linear.parameters(), foreach=False)
@@ -188,7 +188,7 @@ def second_moment_of_adamw_in_fp16(watching: Watching) -> None:
         train_once(linear, optimizer, 1e4)
 
 
-@birth("Torch._foreach_addcmul_.0.forward inf")
+@plant("Torch._foreach_addcmul_.0.forward inf")
 def second_moment_of_foreach_adamw_in_fp16(watching: Watching) -> None:
     linear = half_linear()
     optimizer = torch.optim.AdamW(linear.parameters(), foreach=True)
@@ -196,7 +196,7 @@ def second_moment_of_foreach_adamw_in_fp16(watching: Watching) -> None:
         train_once(linear, optimizer, 1e4)
 
 
-@birth("Torch._fused_adamw_.0.forward inf")
+@plant("Torch._fused_adamw_.0.forward inf")
 def second_moment_of_fused_adamw(watching: Watching) -> None:
     linear = nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
@@ -205,7 +205,7 @@ def second_moment_of_fused_adamw(watching: Watching) -> None:
         optimizer.step()
 
 
-@birth("Tensor.addcdiv_.0.forward nan")
+@plant("Tensor.addcdiv_.0.forward nan")
 def eps_of_adamw_lost_in_fp16(watching: Watching) -> None:
     linear = half_linear()
     optimizer = torch.optim.AdamW(linear.parameters(), foreach=False)
@@ -213,7 +213,7 @@ def eps_of_adamw_lost_in_fp16(watching: Watching) -> None:
         train_once(linear, optimizer, 0.0)
 
 
-@birth("Tensor.add_.0.forward inf")
+@plant("Tensor.add_.0.forward inf")
 def learning_rate_of_sgd(watching: Watching) -> None:
     linear = half_linear()
     optimizer = torch.optim.SGD(linear.parameters(), lr=1e3, foreach=False)
@@ -222,7 +222,7 @@ def learning_rate_of_sgd(watching: Watching) -> None:
         train_once(linear, optimizer, 1.0)
 
 
-@birth("Torch.sqrt.0.backward inf")
+@plant("Torch.sqrt.0.backward inf")
 def clipped_after_it_exploded(watching: Watching) -> None:
     linear = nn.Linear(2, 2, bias=False)
     nn.init.zeros_(linear.weight)
@@ -253,23 +253,23 @@ def scaled_training(watching: Watching, weight: float, scale: float, *, steps: i
             scaler.update()
 
 
-@birth(skipped=("Tensor.float.0.backward",))
+@plant(skipped=("Tensor.float.0.backward",))
 def step_skipped_by_a_scaler(watching: Watching) -> None:
     """The gradient of a cast to float32 is a cast to float16: there it overflows."""
     scaled_training(watching, 0.5, 2.0**14)
 
 
-@birth(skipped=("Tensor.mul.0.forward", "Tensor.float.0.backward"))
+@plant(skipped=("Tensor.mul.0.forward", "Tensor.float.0.backward"))
 def scaled_loss_is_infinite(watching: Watching) -> None:
     """Multiplying the loss by the scale overflows; its gradient is finite, and overflows in float16."""
     scaled_training(watching, 0.5, 1e30, steps=1, target=1e5)
 
 
-@birth()
+@plant()
 def scaler_that_skips_nothing(watching: Watching) -> None:
     scaled_training(watching, 0.5, 16.0)
 
 
-@birth("Functional.linear.0.forward inf")
+@plant("Functional.linear.0.forward inf")
 def forward_under_a_scaler(watching: Watching) -> None:
     scaled_training(watching, 1e4, 1.0, steps=1)

@@ -202,7 +202,7 @@ def test_every_task_and_level_leaves_its_files(places: Places, place: str) -> No
 
 
 @pytest.mark.parametrize("place", ["cpu", "npu"])
-def test_an_overflow_is_dumped_where_it_is_born(places: Places, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_overflow_is_dumped_where_it_starts(places: Places, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The infinities of the mask, which are meant, are none."""
     (names,) = CONFIGS[place].values()
     for name in [name for name in names if name.startswith("overflow_check")]:

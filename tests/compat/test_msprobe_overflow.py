@@ -60,7 +60,7 @@ def test_overflows_are_dumped_and_end_the_training(
     assert capsys.readouterr().out.startswith("Torch.log.0.forward: normal: ")
     assert run(["overflow_check", "-i", "dump/step0", "-o", "found"]) == 1
     assert "FIRST NAN  in Torch.log.0.forward, step 0" in capsys.readouterr().out
-    assert json.loads(Path("found/overflow.json").read_text())["births"][0]["call"] == "Torch.log.0.forward"
+    assert json.loads(Path("found/overflow.json").read_text())["first_nonfinite"][0]["call"] == "Torch.log.0.forward"
 
 
 def test_a_second_turn_of_a_step_keeps_the_overflows_of_the_first(debugger: PrecisionDebugger) -> None:

@@ -1,4 +1,4 @@
-"""Planted births on a device: wrong kernels are told from numbers that are too large; training programs as on the CPU."""
+"""Planted overflows on a device: wrong kernels are told from numbers that are too large; training programs as on the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.watches.overflow.births import SIM, TRAINING, assert_told, on_device, watch_planted
+from tests.watches.overflow.planted import SIM, TRAINING, assert_told, on_device, watch_planted
 
 OF_A_DEVICE = [
     name for name in TRAINING if any(word in name for word in ("scale", "adamw", "checkpoint", "custom", "deep"))
@@ -22,6 +22,6 @@ def test_a_wrong_kernel_is_named_and_nothing_else(npu: str, name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", OF_A_DEVICE)
-def test_a_birth_in_training_is_named_on_a_device_too(npu: str, name: str, tmp_path: Path) -> None:
+def test_an_overflow_in_training_is_named_on_a_device_too(npu: str, name: str, tmp_path: Path) -> None:
     (outcome,) = on_device(tmp_path, (name,))
     assert_told(outcome)

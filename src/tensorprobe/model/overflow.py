@@ -1,4 +1,4 @@
-"""Where infinities and NaN are born: what a watch over a training, or a look at a recorded run, has to say."""
+"""The report of an overflow watch, and of a search for overflows in a recorded run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from tensorprobe.model.call import Direction, Frame
 
 Kind = Literal["nan", "inf", "saturated", "flagged"]
-"""NaN; infinity; stuck at the greatest number of the dtype; the device says so and the values do not."""
+"""NaN, infinity, stuck at the largest number of the dtype, or reported by the device's overflow register only."""
 Verdict = Literal["normal", "abnormal", "unknown"]
-"""Normal: the numbers are that large, the CPU overflows too. Abnormal: only the device does."""
+"""Normal: the CPU overflows too, the numbers are too large. Abnormal: only the device overflows."""
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor that went into a call. `min` and `max` pass over NaN; `margin` is how often its greatest fits below the limit."""
+    """An input of the call. `min` and `max` ignore NaN; `margin` is the limit of the dtype over the largest magnitude."""
 
     slot: str
     dtype: str
@@ -28,8 +28,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     producer: str | None = None
 
 
-class Born(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor that came out of it. `count` elements are concerned, of `elements`; `first` are the places of some."""
+class BadOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """An output of the call: `count` of `elements` are bad, and `first` has the indices of the first of them."""
 
     slot: str
     dtype: str
@@ -41,8 +41,8 @@ class Born(msgspec.Struct, frozen=True, kw_only=True):
     first: list[list[int]]
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
-    """A call whose inputs were finite, or infinite on purpose, and whose output is not."""
+class FirstNonfinite(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that returned a NaN or inf although its inputs were finite, or infinite on purpose."""
 
     number: int
     call: str
@@ -53,17 +53,17 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rank: int
     index: int
-    """How many calls the rank had made in the step before."""
+    """The number of calls of this rank in this step before this one."""
     repeat: int
     epoch: int
-    """How many collectives the rank had begun in the step: orders births of different ranks."""
-    outputs: list[Born]
+    """The number of collectives that this rank had started in this step. Findings of several ranks are ordered by it."""
+    outputs: list[BadOutput]
     inputs: list[Extent]
     frames: list[Frame]
     chain: list[str]
-    """Who made the input, who made the input of that, and so on."""
+    """The call that made the input, the call that made the input of that one, and so on."""
     before: list[str]
-    """The last calls, the latest last."""
+    """The calls before this one, oldest first."""
     spread: list[str]
     spread_count: int
     verdict: Verdict
@@ -73,7 +73,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Something not finite that no watched call has made: data, a parameter, memory that was never filled."""
+    """A NaN or inf that no watched call made: in the data, in a parameter, in uninitialised memory."""
 
     call: str
     slot: str
@@ -94,7 +94,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NearLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """An output that came near to the limit of its dtype, the nearest of its call's kind in its module."""
+    """An output near the limit of its dtype: the nearest of this op in this module."""
 
     call: str
     module: str
@@ -107,7 +107,7 @@ class NearLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverflowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. Births are in causal order, the first first."""
+    """The whole report. `first_nonfinite` is in causal order."""
 
     schema_version: int
     tool: str
@@ -115,17 +115,17 @@ class OverflowReport(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int]
     calls: int
     exit_code: int
-    """0: no unexpected NaN or inf; 1: at least one; 2: no call could be looked at."""
-    births: list[Birth]
+    """0: no unexpected NaN or inf; 1: at least one; 2: no call could be checked."""
+    first_nonfinite: list[FirstNonfinite]
     arrivals: list[Arrival]
     near: list[NearLimit]
     intended: dict[str, int]
-    """Infinities on purpose: the op → how often."""
+    """Intentional infinities: op → number of calls."""
     skipped_by_scaler: list[str]
-    """Backward calls that overflowed in steps which a GradScaler then skipped."""
+    """Calls that overflowed in a step that a GradScaler then skipped."""
     last_calls: dict[int, list[str]]
-    """By rank: what a process that died had called last."""
+    """Rank → the last calls of a process that died."""
     left_out: int
-    """Births beyond the most that are kept."""
+    """The number of findings beyond the maximum that is kept."""
     closed: bool
     notes: list[str]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tensorprobe.model.call import Frame
-from tensorprobe.model.overflow import Arrival, Birth, Born, Extent, NearLimit, OverflowReport
+from tensorprobe.model.overflow import Arrival, BadOutput, Extent, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.report.wording import inside
 from tensorprobe.text import counted, plain, shell
 
@@ -23,9 +23,9 @@ _FAR = 1e6
 def render_overflow(report: OverflowReport, *, limit: int = 10) -> str:
     """The whole answer as text; of each list at most `limit` entries, and how many more there are."""
     lines = [f"{headline(report)} {verdict(report)}"]
-    if report.births:
-        lines += ["", *_first(report.births[0])]
-        lines += _table(report.births[1:], limit, "in causal order")
+    if report.first_nonfinite:
+        lines += ["", *_first(report.first_nonfinite[0])]
+        lines += _table(report.first_nonfinite[1:], limit, "in causal order")
     for arrival in report.arrivals[:limit]:
         lines += ["", *_arrival(arrival)]
     lines += _near(report.near, limit)
@@ -37,16 +37,16 @@ def headline(report: OverflowReport) -> str:
     """Return `FIRST INF` or the like, `NOT FINITE:`, `FINITE:` or, when nothing could be checked, `CANNOT CHECK:`."""
     if report.exit_code == 2:
         return "CANNOT CHECK:"
-    if report.births:
-        return _HEADLINES[report.births[0].kind]
+    if report.first_nonfinite:
+        return _HEADLINES[report.first_nonfinite[0].kind]
     return "NOT FINITE:" if report.arrivals else "FINITE:"
 
 
 def verdict(report: OverflowReport) -> str:
     """What follows the headline: one sentence."""
     calls = counted(report.calls, "call")
-    if report.births:
-        return _sentence(report.births[0])
+    if report.first_nonfinite:
+        return _sentence(report.first_nonfinite[0])
     if report.arrivals:
         first = report.arrivals[0]
         return f"{_what(first)} of {plain(first.call)} was not finite before any recorded call made a NaN or inf"
@@ -56,43 +56,43 @@ def verdict(report: OverflowReport) -> str:
     return f"no unexpected NaN or inf in {calls}{masks}"
 
 
-def _sentence(birth: Birth) -> str:
-    return f"in {plain(birth.call)}{inside(birth.module)}, step {birth.step}, rank {birth.rank}"
+def _sentence(first: FirstNonfinite) -> str:
+    return f"in {plain(first.call)}{inside(first.module)}, step {first.step}, rank {first.rank}"
 
 
-def _first(birth: Birth) -> list[str]:
-    lines = [f"{'line':<11}{_frame(frame)}" for frame in birth.frames[:1]]
-    for born in birth.outputs:
-        lines.append(f"{'output':<11}{_born(born, birth)}")
-    for number, extent in enumerate(birth.inputs):
-        lines.append(f"{'input' if not number else '':<11}{_extent(extent, birth)}")
-    lines.append(f"{'verdict':<11}{birth.verdict}: {plain(birth.reason)}")
-    if birth.chain:
-        lines.append(f"{'made by':<11}{' <- '.join(plain(name) for name in birth.chain)}")
-    for number, line in enumerate(birth.before[-_SHOWN_BEFORE:]):
+def _first(first: FirstNonfinite) -> list[str]:
+    lines = [f"{'line':<11}{_frame(frame)}" for frame in first.frames[:1]]
+    for output in first.outputs:
+        lines.append(f"{'output':<11}{_output(output, first)}")
+    for number, extent in enumerate(first.inputs):
+        lines.append(f"{'input' if not number else '':<11}{_extent(extent, first)}")
+    lines.append(f"{'verdict':<11}{first.verdict}: {plain(first.reason)}")
+    if first.chain:
+        lines.append(f"{'made by':<11}{' <- '.join(plain(name) for name in first.chain)}")
+    for number, line in enumerate(first.before[-_SHOWN_BEFORE:]):
         lines.append(f"{'before' if not number else '':<11}{plain(line)}")
-    lines.append(f"{'spread to':<11}{_spread(birth.spread, birth.spread_count)}")
-    if birth.note:
-        lines.append(f"{'note':<11}{plain(birth.note)}")
-    if birth.script:
-        lines.append(f"{'replay':<11}python {shell(birth.script)}")
+    lines.append(f"{'spread to':<11}{_spread(first.spread, first.spread_count)}")
+    if first.note:
+        lines.append(f"{'note':<11}{plain(first.note)}")
+    if first.script:
+        lines.append(f"{'replay':<11}python {shell(first.script)}")
     return lines
 
 
-def _born(born: Born, birth: Birth) -> str:
-    counts = [f"{count:,} {word}" for count, word in ((born.nan, "NaN"), (born.inf, "inf")) if count]
-    if birth.kind == "saturated":
-        counts = [f"{born.count:,} at the largest number of the dtype"]
-    if birth.kind == "flagged":
+def _output(output: BadOutput, first: FirstNonfinite) -> str:
+    counts = [f"{count:,} {word}" for count, word in ((output.nan, "NaN"), (output.inf, "inf")) if count]
+    if first.kind == "saturated":
+        counts = [f"{output.count:,} at the largest number of the dtype"]
+    if first.kind == "flagged":
         counts = ["all finite; the device's overflow register was set"]
-    first = f", first at {', '.join(map(str, born.first[:3]))}" if born.first else ""
-    return f"{plain(born.slot)} {_tensor(born.dtype, born.shape)}: {', '.join(counts)} of {born.elements:,}{first}"
+    places = f", first at {', '.join(map(str, output.first[:3]))}" if output.first else ""
+    return f"{plain(output.slot)} {_tensor(output.dtype, output.shape)}: {', '.join(counts)} of {output.elements:,}{places}"
 
 
-def _zeros(extent: Extent, birth: Birth) -> str:
+def _zeros(extent: Extent, first: FirstNonfinite) -> str:
     """Return what a zero in this input does to the call; nothing when there is none, or it does no harm."""
-    op = birth.op.rpartition(".")[2]
-    if 0.0 not in (extent.min, extent.max) or birth.direction != "forward":
+    op = first.op.rpartition(".")[2]
+    if 0.0 not in (extent.min, extent.max) or first.direction != "forward":
         return ""
     if op in _LOGS:
         return ", contains zeros: logarithm of zero"
@@ -100,7 +100,7 @@ def _zeros(extent: Extent, birth: Birth) -> str:
     return ", contains zeros: division by zero" if op in _DIVIDES and divisor else ""
 
 
-def _extent(extent: Extent, birth: Birth) -> str:
+def _extent(extent: Extent, first: FirstNonfinite) -> str:
     if math.isnan(extent.min) and not extent.nan:
         reach = "finite" if math.isnan(extent.max) else f"up to {extent.max:.4g} in magnitude"
         reach += " (overwritten by the call)"
@@ -108,7 +108,7 @@ def _extent(extent: Extent, birth: Birth) -> str:
         reach = f"{extent.min:.4g} to {extent.max:.4g}"
     masked = f", {extent.inf:,} intentionally infinite" if extent.inf else ""
     near = math.isfinite(extent.margin) and extent.margin < _FAR
-    margin = _zeros(extent, birth) or (f", {extent.margin:.3g} times below the limit" if near else "")
+    margin = _zeros(extent, first) or (f", {extent.margin:.3g} times below the limit" if near else "")
     maker = f", from {plain(extent.producer)}" if extent.producer else ""
     return f"{plain(extent.slot)} {_tensor(extent.dtype, extent.shape)}: {reach}{masked}{margin}{maker}"
 
@@ -124,25 +124,25 @@ def _spread(names: Sequence[str], count: int) -> str:
     return f"{counted(count, 'call')}: {shown}" + (", …" if count > 3 else "")
 
 
-def _table(births: Sequence[Birth], limit: int, title: str) -> list[str]:
-    if not births:
+def _table(first_nonfinite: Sequence[FirstNonfinite], limit: int, title: str) -> list[str]:
+    if not first_nonfinite:
         return []
     rows = [
         (
-            str(birth.step),
-            str(birth.rank),
-            birth.kind,
-            plain(birth.call),
-            plain(birth.module),
-            birth.verdict,
-            _line(birth.frames),
+            str(first.step),
+            str(first.rank),
+            first.kind,
+            plain(first.call),
+            plain(first.module),
+            first.verdict,
+            _line(first.frames),
         )
-        for birth in births[:limit]
+        for first in first_nonfinite[:limit]
     ]
-    lines = ["", f"{counted(len(births), 'more call')} with a new NaN or inf ({title}):"]
+    lines = ["", f"{counted(len(first_nonfinite), 'more call')} with a new NaN or inf ({title}):"]
     lines += _columns([("step", "rank", "kind", "call", "module", "verdict", "line"), *rows])
-    if len(births) > limit:
-        lines.append(f"  and {len(births) - limit:,} more: --limit {len(births) + 1}")
+    if len(first_nonfinite) > limit:
+        lines.append(f"  and {len(first_nonfinite) - limit:,} more: --limit {len(first_nonfinite) + 1}")
     return lines
 
 

@@ -1,6 +1,6 @@
 """Small trainings with something not finite planted in them, and what the watch has to say of each.
 
-`PLANTS`: name → (program, expected). A program gets nothing and trains. Expected: `(call, kind)` of the first birth,
+`PLANTS`: name → (program, expected). A program gets nothing and trains. Expected: `(call, kind)` of the first finding,
 `came in: ...` for what no call has made, or None where nothing may be blamed.
 """
 

@@ -95,4 +95,4 @@ def test_without_native_code_the_answer_is_the_same(name: str, monkeypatch: pyte
     program, expected = PLANTS[name]
     with OverflowWatch() as watch:
         program()
-    assert [(birth.call, birth.kind) for birth in watch.births] == ([expected] if expected else [])
+    assert [(first.call, first.kind) for first in watch.first_nonfinite] == ([expected] if expected else [])

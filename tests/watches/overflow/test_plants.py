@@ -20,12 +20,12 @@ def test_what_is_planted_is_named(name: str) -> None:
         warnings.simplefilter("ignore")  # torch warns of a variance of one number
         program()
     if expected is None:
-        assert (watch.births, watch.arrivals) == ([], [])
+        assert (watch.first_nonfinite, watch.arrivals) == ([], [])
     elif isinstance(expected, str):
-        assert watch.births == []
+        assert watch.first_nonfinite == []
         assert f"came in: {watch.arrivals[0].what}" == expected
         assert watch.arrivals[0].spread_count > 0
     else:
-        assert [(birth.call, birth.kind) for birth in watch.births] == [expected]
+        assert [(first.call, first.kind) for first in watch.first_nonfinite] == [expected]
         assert watch.arrivals == []
     assert watch.result.exit_code == (0 if expected is None else 1)

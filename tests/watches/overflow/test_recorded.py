@@ -35,9 +35,9 @@ def test_a_record_gives_the_same_answer(name: str, tmp_path: Path) -> None:
         program()
     result = find_overflow(tmp_path / "run")
     if isinstance(expected, tuple):
-        assert [(birth.call, birth.kind) for birth in result.births] == [expected]
+        assert [(first.call, first.kind) for first in result.first_nonfinite] == [expected]
     else:
-        assert result.births == []
+        assert result.first_nonfinite == []
         assert [f"came in: {each.what}" for each in result.arrivals] == ([expected] if expected else [])
 
 
@@ -54,20 +54,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_values_and_statistics_name_the_same_birth(runs: Path) -> None:
+def test_values_and_statistics_name_the_same_call(runs: Path) -> None:
     by_values, by_statistics = find_overflow(runs / "tensor"), find_overflow(runs / "summary")
     for result in (by_values, by_statistics):
-        (birth,) = result.births
-        assert (birth.call, birth.step, birth.outputs[0].inf > 0) == ("Tensor.exp.0.forward", 1, True)
-        assert birth.inputs[0].producer == "Tensor.mul.0.forward"
-        assert birth.frames[0].file == __file__
-        assert birth.before[-1] == "Tensor.mul.0.forward"
-    assert (by_values.births[0].verdict, by_statistics.births[0].verdict) == ("normal", "unknown")
-    assert "mode='tensor'" in by_statistics.births[0].reason
-    assert by_values.births[0].outputs[0].first
-    assert find_overflow(runs / "tensor", replay=False).births[0].verdict == "unknown"
+        (first,) = result.first_nonfinite
+        assert (first.call, first.step, first.outputs[0].inf > 0) == ("Tensor.exp.0.forward", 1, True)
+        assert first.inputs[0].producer == "Tensor.mul.0.forward"
+        assert first.frames[0].file == __file__
+        assert first.before[-1] == "Tensor.mul.0.forward"
+    assert (by_values.first_nonfinite[0].verdict, by_statistics.first_nonfinite[0].verdict) == ("normal", "unknown")
+    assert "mode='tensor'" in by_statistics.first_nonfinite[0].reason
+    assert by_values.first_nonfinite[0].outputs[0].first
+    assert find_overflow(runs / "tensor", replay=False).first_nonfinite[0].verdict == "unknown"
     assert find_overflow(runs / "tensor", steps=[0]).exit_code == 0
-    assert find_overflow(runs / "tensor", allow="Tensor.exp").births[0].op == "Tensor.log"
+    assert find_overflow(runs / "tensor", allow="Tensor.exp").first_nonfinite[0].op == "Tensor.log"
     assert find_overflow(runs / "summary", near=1e36).summary.near
 
 
@@ -96,7 +96,7 @@ def test_the_command_prints_and_exits(runs: Path) -> None:
         "FIRST INF in Tensor.exp.0.forward, step 1, rank 0",
     )
     done = CliRunner().invoke(app, [str(runs / "summary"), "--steps", "0", "--json"])
-    assert (done.exit_code, json.loads(done.output)["births"]) == (0, [])
+    assert (done.exit_code, json.loads(done.output)["first_nonfinite"]) == (0, [])
 
 
 def test_asking_a_run_of_statistics_imports_no_torch(runs: Path) -> None:
@@ -127,7 +127,7 @@ def test_normal_is_what_the_cpu_overflows_in_too() -> None:
         "normal",
         "output.0 reaches 1.628e+05 in float64, beyond the float16 limit of 65504: not a device fault",
     )
-    assert judged(2.0, math.inf) == ("abnormal", "the CPU gives finite numbers in float16, up to 7.391 in output.0")
+    assert judged(2.0, math.inf) == ("abnormal", "the CPU returns finite numbers in float16, up to 7.391 in output.0")
     assert judged(2.0, math.nan)[0] == "abnormal"
     assert judged(math.inf, math.inf)[1] == "output.0: float64 gives inf too: not a device fault"
     assert judged(9.0, math.inf, gradient=60.0)[0] == "normal"
@@ -174,9 +174,9 @@ def test_one_rank_of_two_is_blamed(tmp_path: Path) -> None:
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     for folder in ("watch", "run"):
         result = find_overflow(tmp_path / folder)
-        (birth,) = result.births
-        assert (birth.call, birth.rank) == ("Tensor.exp.0.forward", 1)
-        assert any("(rank 0)" in name for name in birth.spread)
+        (first,) = result.first_nonfinite
+        assert (first.call, first.rank) == ("Tensor.exp.0.forward", 1)
+        assert any("(rank 0)" in name for name in first.spread)
         assert (result.arrivals, result.summary.ranks) == ([], [0, 1])
 
 
@@ -189,7 +189,7 @@ def test_a_replay_that_dies_does_not_take_the_command_along(tmp_path: Path, monk
     names = ("Ops.deadly.crash.0.forward", "Ops.deadly.leave.0.forward", "Torch.exp.0.forward")
     calls = [call(name, inputs=[x], outputs=[infinite], args=[{"slot": "input.0"}]) for name in names]
     found = find_overflow(write(tmp_path / "run", calls), allow="nothing")
-    reasons = {birth.call: birth.reason for birth in found.births}
+    reasons = {first.call: first.reason for first in found.first_nonfinite}
     assert reasons["Ops.deadly.crash.0.forward"] == "its replay was killed by signal 11 (SIGSEGV)"
     assert reasons["Ops.deadly.leave.0.forward"] == "its replay ended with exit code 7: nothing to be done"
     assert "float64" in reasons["Torch.exp.0.forward"]

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tensorprobe.model.overflow import Arrival, Birth
+from tensorprobe.model.overflow import Arrival, FirstNonfinite
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops import plain_name
-from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
+from tensorprobe.watches.overflow.looker import facts_of, places_of
 from tensorprobe.watches.overflow.result import merge_facts
-from tensorprobe.watches.overflow.rules import Seen, given_numbers, is_allowed
-from tensorprobe.watches.overflow.tensors import facts_of, places_of
+from tensorprobe.watches.overflow.rules import Facts, Seen, given_numbers, is_allowed
 
 INF = math.inf
 
@@ -26,11 +25,11 @@ def facts(slot: str, values: list[float], *, weight: bool = False) -> Facts:
     return found._replace(never_mask=weight, key=repr(values))
 
 
-def birth(call: str, **changes: Any) -> Birth:
+def first(call: str, **changes: Any) -> FirstNonfinite:
     fields: dict[str, Any] = {key: [] for key in ("outputs", "inputs", "frames", "chain", "before", "spread")}
     fields |= {"number": 0, "index": 0, "repeat": 0, "epoch": 0, "step": 0, "rank": 0, "spread_count": 0}
     fields |= {"call": call, "op": call.rsplit(".", 2)[0], "module": "", "reason": "", "script": None, "note": ""}
-    return Birth(**{**fields, "direction": "forward", "kind": "inf", "verdict": "unknown", **changes})
+    return FirstNonfinite(**{**fields, "direction": "forward", "kind": "inf", "verdict": "unknown", **changes})
 
 
 def arrival(call: str, **changes: Any) -> Arrival:
@@ -50,19 +49,19 @@ class Script:
         seen = Seen(name, op, "", args, None, given, made)
         found = self.ledger.judge(
             seen,
-            lambda kind: Finding(birth(name, kind=kind)),
+            lambda kind: Finding(first(name, kind=kind)),
             lambda facts: Finding(arrival(name, slot=facts.slot, what="input")),
         )
         return [f"{type(each.fact).__name__} {each.fact.call}" for each in found]
 
 
-def test_a_birth_is_told_once_and_then_spreads() -> None:
+def test_a_finding_is_reported_once_and_then_spreads() -> None:
     script = Script()
     assert script.call("Torch.exp", [facts("input.0", [1.0])], [facts("output.0", [INF, 1.0])]) == [
-        "Birth Torch.exp.0.forward"
+        "FirstNonfinite Torch.exp.0.forward"
     ]
     assert script.call("Torch.sin", [facts("input.0", [INF, 1.0])], [facts("output.0", [math.nan, 1.0])]) == []
-    assert script.ledger.births[0].spread == ["Torch.sin.0.forward"]
+    assert script.ledger.first_nonfinite[0].spread == ["Torch.sin.0.forward"]
 
 
 def test_infinities_that_were_arguments_are_meant_with_their_sign() -> None:
@@ -90,13 +89,13 @@ def test_a_parameter_is_never_a_mask() -> None:
     assert Script().call("Functional.linear", [facts("input.1", [-INF, 1.0])], made) == []
 
 
-def test_what_is_doubtful_is_a_birth_when_it_does_harm() -> None:
+def test_what_is_doubtful_is_a_finding_when_it_does_harm() -> None:
     for then, harm in (([math.nan], True), ([INF, 0.0], True), ([-INF], True), ([-INF, 0.0], False)):
         script = Script()
         log = [facts("output.0", [-INF, 7.0])]
         assert script.call("Tensor.log", [facts("input.0", [0.0, 1.0])], log) == []
         told = script.call("Tensor.mean", log, [facts("output.0", then)])
-        assert told == (["Birth Tensor.log.0.forward"] if harm else [])
+        assert told == (["FirstNonfinite Tensor.log.0.forward"] if harm else [])
         script.ledger.begin_step()
         assert script.ledger.intended == ({} if harm else {"Tensor.log": 1})
 
@@ -107,7 +106,7 @@ def test_the_most_that_is_kept() -> None:
         made = [facts("output.0", [INF] * (count + 1))]
         script.call(f"Torch.exp{count}", [facts("input.0", [1.0])], made)
         script.ledger.begin_step()
-    assert (len(script.ledger.births), script.ledger.left_out) == (2, 2)
+    assert (len(script.ledger.first_nonfinite), script.ledger.left_out) == (2, 2)
 
 
 def test_names_and_numbers() -> None:
@@ -141,28 +140,28 @@ def test_facts_of_nothing_that_can_be_read() -> None:
 
 
 def test_ranks_are_ordered_by_collectives() -> None:
-    early = birth("Torch.exp.0.forward", rank=1, epoch=0, index=90)
-    received = birth("Distributed.all_reduce.0.forward", rank=0, epoch=0, index=3, spread_count=5)
-    later = birth("Torch.log.0.forward", rank=0, epoch=1, index=1)
-    births, _ = merge_facts([later, received, early])
-    assert [(each.call, each.rank, each.number) for each in births] == [
+    early = first("Torch.exp.0.forward", rank=1, epoch=0, index=90)
+    received = first("Distributed.all_reduce.0.forward", rank=0, epoch=0, index=3, spread_count=5)
+    later = first("Torch.log.0.forward", rank=0, epoch=1, index=1)
+    first_nonfinite, _ = merge_facts([later, received, early])
+    assert [(each.call, each.rank, each.number) for each in first_nonfinite] == [
         ("Torch.exp.0.forward", 1, 1),
         ("Torch.log.0.forward", 0, 2),
     ]
-    assert births[0].spread == ["Distributed.all_reduce.0.forward (rank 0)"]
-    assert births[0].spread_count == 6
+    assert first_nonfinite[0].spread == ["Distributed.all_reduce.0.forward (rank 0)"]
+    assert first_nonfinite[0].spread_count == 6
 
 
 @pytest.mark.parametrize("what", ["from another rank", "gradient of weight", "parameter weight"])
 def test_what_another_rank_has_sent_did_not_come_in(what: str) -> None:
     received = arrival("Tensor.add.0.forward", rank=1, epoch=1, what=what)
-    births, arrivals = merge_facts([birth("Torch.exp.0.forward"), received])
-    assert (len(births), arrivals) == (1, [])
+    first_nonfinite, arrivals = merge_facts([first("Torch.exp.0.forward"), received])
+    assert (len(first_nonfinite), arrivals) == (1, [])
     assert merge_facts([received])[1] == [received]
     data = arrival("Tensor.add.0.forward", rank=1, epoch=1)
-    assert merge_facts([birth("Torch.exp.0.forward"), data])[1] == [data]
+    assert merge_facts([first("Torch.exp.0.forward"), data])[1] == [data]
 
 
-def test_a_sum_that_overflows_on_all_ranks_is_one_birth_each() -> None:
-    sums = [birth("Distributed.all_reduce.0.forward", rank=rank) for rank in (0, 1)]
+def test_a_sum_that_overflows_on_all_ranks_is_one_finding_each() -> None:
+    sums = [first("Distributed.all_reduce.0.forward", rank=rank) for rank in (0, 1)]
     assert [each.rank for each in merge_facts(sums)[0]] == [0, 1]

@@ -18,7 +18,7 @@ import tensorprobe
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped, UnknownSetting
 from tensorprobe.model.overflow import OverflowReport
 from tensorprobe.standard_json import decode, schema
-from tensorprobe.watches.overflow import BornCall, OverflowWatch, find_overflow
+from tensorprobe.watches.overflow import KeptCall, OverflowWatch, find_overflow
 from tensorprobe.watches.overflow.ring import read_ring
 from tests import warm
 from tests.watches.overflow.plants import linear, numbers
@@ -36,36 +36,39 @@ class Bursts(nn.Module):
         return torch.exp(y * 500) if self.where == "forward" else (y * 0).sqrt()
 
 
-def test_a_forward_birth_stops_right_after_the_call() -> None:
+def test_a_forward_finding_stops_right_after_the_call() -> None:
     went_on = False
     with OverflowWatch(stop_after=1) as watch:
-        with pytest.raises(TrainingStopped, match=r"1 birth, the last in Torch\.exp\.0\.forward, step 0, rank 0"):
+        with pytest.raises(
+            TrainingStopped,
+            match=r"stopped after 1 call that made a NaN or inf; the last is Torch\.exp\.0\.forward, step 0, rank 0",
+        ):
             torch.exp(torch.full((3,), 100.0))
             went_on = True
         torch.exp(torch.full((3,), 100.0))  # it is raised once, and nothing is watched any more
     assert not went_on
-    assert len(watch.births) == 1
+    assert len(watch.first_nonfinite) == 1
 
 
-def test_a_backward_birth_stops_when_backward_is_over() -> None:
+def test_a_backward_finding_stops_when_backward_is_over() -> None:
     model = Bursts("backward")
     with OverflowWatch(model, stop_after=1) as watch, pytest.raises(TrainingStopped, match="sqrt"):
         model(numbers(3, 4)).sum().backward()
-    assert watch.births[0].direction == "backward"
+    assert watch.first_nonfinite[0].direction == "backward"
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_second_birth_stops_with_what_the_caller_wants() -> None:
+def test_the_second_finding_stops_with_what_the_caller_wants() -> None:
     with OverflowWatch(stop_after=2, stop_with=lambda: ValueError("[overflow 2 times]")) as watch:
         torch.full((2,), 100.0).exp()
         with pytest.raises(ValueError, match=r"overflow 2 times"):
             torch.zeros(2).reciprocal()
-    assert [birth.call for birth in watch.births] == ["Tensor.exp.0.forward", "Tensor.reciprocal.0.forward"]
+    assert [first.call for first in watch.first_nonfinite] == ["Tensor.exp.0.forward", "Tensor.reciprocal.0.forward"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A watched training with a birth in the second step, looked at by many tests."""
+    """A watched training with a first in the second step, looked at by many tests."""
     out = tmp_path_factory.mktemp("watch") / "ovf"
     model = nn.Sequential(linear(4, 4), nn.ReLU(), linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -80,18 +83,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_names_everything(folder: Path) -> None:
     result = find_overflow(folder)
-    (birth,) = result.births
-    assert (birth.call, birth.kind, birth.step, birth.module) == ("Tensor.mul.1.forward", "inf", 1, "")
-    assert birth.frames[0].file == __file__
-    assert "(y * 1e20).exp()" in birth.frames[0].code
-    assert birth.outputs[0].count == birth.outputs[0].inf == 6
-    assert birth.outputs[0].first[0] == [0, 0]
-    assert birth.inputs[0].producer == "Functional.linear.1.forward"
-    assert birth.chain == ["Functional.linear.1.forward", "Functional.relu.0.forward", "Functional.linear.0.forward"]
-    assert 1 < birth.inputs[0].margin < 1e10
-    assert birth.before[-1].startswith("step 1 Functional.linear.1.forward in 2  up to ")
-    assert birth.spread[0] == "Tensor.exp.0.forward"
-    assert (birth.verdict, result.exit_code) == ("normal", 1)
+    (first,) = result.first_nonfinite
+    assert (first.call, first.kind, first.step, first.module) == ("Tensor.mul.1.forward", "inf", 1, "")
+    assert first.frames[0].file == __file__
+    assert "(y * 1e20).exp()" in first.frames[0].code
+    assert first.outputs[0].count == first.outputs[0].inf == 6
+    assert first.outputs[0].first[0] == [0, 0]
+    assert first.inputs[0].producer == "Functional.linear.1.forward"
+    assert first.chain == ["Functional.linear.1.forward", "Functional.relu.0.forward", "Functional.linear.0.forward"]
+    assert 1 < first.inputs[0].margin < 1e10
+    assert first.before[-1].startswith("step 1 Functional.linear.1.forward in 2  up to ")
+    assert first.spread[0] == "Tensor.exp.0.forward"
+    assert (first.verdict, result.exit_code) == ("normal", 1)
     text = str(result)
     assert text.startswith("FIRST INF in Tensor.mul.1.forward, step 1, rank 0\n")
     assert "beyond the float32 limit of 3.4028e+38: not a device fault" in text
@@ -101,11 +104,18 @@ def test_the_report_is_json_of_its_schema(folder: Path) -> None:
     text = (folder / "overflow.rank0.json").read_text()
     pytest.importorskip("jsonschema").validate(json.loads(text), schema(OverflowReport, title="tensorprobe overflow"))
     assert decode(text, OverflowReport, what="an overflow report").closed
-    assert json.loads(find_overflow(folder).to_json())["births"][0]["call"] == "Tensor.mul.1.forward"
+    assert json.loads(find_overflow(folder).to_json())["first_nonfinite"][0]["call"] == "Tensor.mul.1.forward"
+
+
+def test_a_report_of_an_older_version_is_read(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "overflow.rank0.json").read_text()
+    (tmp_path / "overflow.rank0.json").write_text(text.replace('"first_nonfinite": [', '"births": ['))
+    result = find_overflow(tmp_path)
+    assert result.births == result.first_nonfinite == find_overflow(folder).first_nonfinite
 
 
 def test_the_script_runs_the_call_alone(folder: Path) -> None:
-    script = find_overflow(folder).births[0].script
+    script = find_overflow(folder).first_nonfinite[0].script
     assert script is not None
     done = warm.run([sys.executable, script])
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "within the limits on cpu")
@@ -116,7 +126,7 @@ def test_near_the_limit_is_told_on_request(folder: Path) -> None:
     assert "Functional.linear" in near
     with OverflowWatch() as watch:
         torch.full((2,), 4e4, dtype=torch.float16).add(1.0)
-    assert (watch.near, watch.births) == ([], [])
+    assert (watch.near, watch.first_nonfinite) == ([], [])
     with OverflowWatch(near=2) as watch:
         torch.full((2,), 4e4, dtype=torch.float16).add(1.0)
         torch.full((2,), 3e4, dtype=torch.float16).add(1.0)
@@ -126,7 +136,7 @@ def test_near_the_limit_is_told_on_request(folder: Path) -> None:
 def test_a_folder_that_is_taken_is_refused(folder: Path) -> None:
     with pytest.raises(RunExists, match="findings of another watch"):
         OverflowWatch(out=folder).start()
-    with pytest.raises(SettingsError, match="nothing can be written"):
+    with pytest.raises(SettingsError, match="cannot write to out="):
         OverflowWatch(out=folder / "ring.rank0" / "x").start()
 
 
@@ -142,10 +152,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_process_leaves_its_birth_and_its_last_calls(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_its_finding_and_its_last_calls(tmp_path: Path) -> None:
     warm.run([sys.executable, "-c", KILLED, str(tmp_path / "ovf")])
     result = find_overflow(tmp_path / "ovf")
-    assert [birth.call for birth in result.births] == ["Tensor.exp.0.forward"]
+    assert [first.call for first in result.first_nonfinite] == ["Tensor.exp.0.forward"]
     assert not result.summary.closed
     last = result.summary.last_calls[0]
     assert len(last) == 64
@@ -164,32 +174,32 @@ def test_what_is_allowed_is_not_blamed() -> None:
     for allow in ("Tensor.exp", "Tensor.exp.0.forward", ["x", "*exp*"]):
         with OverflowWatch(allow=allow) as watch:
             torch.full((2,), 100.0).exp().add(1.0)
-        assert watch.births == []
+        assert watch.first_nonfinite == []
         assert watch.result.summary.intended == {"Tensor.exp": 1, "Tensor.add": 1}
 
 
-def test_births_are_told_with_their_tensors() -> None:
+def test_findings_come_with_their_tensors() -> None:
     told: list[tuple[str, str, dict[str, Tensor]]] = []
 
-    def keep(born: BornCall) -> None:
-        told.append((born.call.name, born.birth.verdict, dict(born.tensors)))
+    def keep(kept: KeptCall) -> None:
+        told.append((kept.call.name, kept.first.verdict, dict(kept.tensors)))
         raise RuntimeError("of the callback")
 
-    with OverflowWatch(on_birth=keep) as watch:
+    with OverflowWatch(on_first=keep) as watch:
         torch.full((2,), 100.0).exp()
     ((name, verdict, tensors),) = told
     assert (name, verdict) == ("Tensor.exp.0.forward", "normal")
     assert torch.equal(tensors["input.0"], torch.full((2,), 100.0))
     assert tensors["output.0"].isinf().all()
-    assert watch.result.summary.notes == ["on_birth raised RuntimeError: of the callback"]
+    assert watch.result.summary.notes == ["on_first raised RuntimeError: of the callback"]
 
 
 def test_tensors_beyond_the_budget_are_not_kept() -> None:
     with OverflowWatch(keep_bytes=100) as watch:
         for count in (4, 4, 64):
             torch.full((count,), 100.0).exp()
-    assert [birth.verdict for birth in watch.births] == ["normal", "normal", "unknown"]
-    assert "more than is left of keep_bytes" in watch.births[2].reason
+    assert [first.verdict for first in watch.first_nonfinite] == ["normal", "normal", "unknown"]
+    assert "more than is left of keep_bytes" in watch.first_nonfinite[2].reason
 
 
 def test_a_backward_whose_input_is_gone_is_replayed_with_keep() -> None:
@@ -197,10 +207,10 @@ def test_a_backward_whose_input_is_gone_is_replayed_with_keep() -> None:
         model = Bursts("backward")
         with OverflowWatch(model, keep=keep) as watch:
             model(numbers(3, 4)).sum().backward()
-        birth = watch.births[0]
-        assert (birth.call, birth.verdict) == ("Tensor.sqrt.0.backward", verdict)
-        assert birth.outputs[0].slot == "output.0"
-        assert birth.frames[0].function == "forward"
+        first = watch.first_nonfinite[0]
+        assert (first.call, first.verdict) == ("Tensor.sqrt.0.backward", verdict)
+        assert first.outputs[0].slot == "output.0"
+        assert first.frames[0].function == "forward"
 
 
 def scaled_training(under_scaler: bool) -> OverflowWatch:
@@ -219,13 +229,13 @@ def scaled_training(under_scaler: bool) -> OverflowWatch:
     return watch
 
 
-def test_steps_that_a_scaler_skips_are_no_births() -> None:
+def test_steps_that_a_scaler_skips_are_no_findings() -> None:
     watch = scaled_training(False)
-    assert watch.births == []
+    assert watch.first_nonfinite == []
     assert watch.result.summary.skipped_by_scaler[0].endswith(".backward")
     assert watch.result.exit_code == 0
     assert "GradScaler skipped" in watch.report
-    assert scaled_training(True).births[0].direction == "backward"
+    assert scaled_training(True).first_nonfinite[0].direction == "backward"
 
 
 LIBRARY = torch.library.Library("tensorprobe_overflow_test", "DEF")
@@ -238,24 +248,24 @@ LIBRARY.impl(
 """Stands for a device that writes the greatest number in place of infinity."""
 
 
-def test_saturation_is_a_birth_where_the_true_result_is_beyond_the_limit() -> None:
+def test_saturation_is_a_finding_where_the_true_result_is_beyond_the_limit() -> None:
     square = torch.ops.tensorprobe_overflow_test.saturating_square
     with OverflowWatch() as watch:
         square(torch.tensor([3.0, 300.0, 20.0], dtype=torch.float16)).neg()
-    (birth,) = watch.births
-    assert (birth.op, birth.kind, birth.verdict) == (
+    (first,) = watch.first_nonfinite
+    assert (first.op, first.kind, first.verdict) == (
         "Ops.tensorprobe_overflow_test.saturating_square",
         "saturated",
         "normal",
     )
-    assert (birth.outputs[0].count, birth.outputs[0].first) == (1, [[1]])
-    assert "9e+04 in float64" in birth.reason
+    assert (first.outputs[0].count, first.outputs[0].first) == (1, [[1]])
+    assert "9e+04 in float64" in first.reason
     with OverflowWatch() as watch:
         torch.tensor([8188.0], dtype=torch.float16).mul(8.0)  # 65504: large, and right
         torch.full((3,), 65504.0, dtype=torch.float16).neg().clamp(min=-65504.0)
     with OverflowWatch(saturation=False) as off:
         square(torch.tensor([300.0], dtype=torch.float16))
-    assert (watch.births, off.births) == ([], [])
+    assert (watch.first_nonfinite, off.first_nonfinite) == ([], [])
 
 
 def losses(watched: bool) -> list[Tensor]:
@@ -269,7 +279,7 @@ def losses(watched: bool) -> list[Tensor]:
             optimizer.zero_grad()
             loss = model(torch.randn(6, 8)).pow(2).mean()
             if step == 2:
-                (loss.detach() / 0.0).add(torch.rand(1))  # a birth, replayed in the midst of it all
+                (loss.detach() / 0.0).add(torch.rand(1))  # a first, replayed in the midst of it all
             loss.backward()
             optimizer.step()
             found.append(loss.detach())
@@ -277,7 +287,7 @@ def losses(watched: bool) -> list[Tensor]:
     if watched:
         with OverflowWatch(model) as watch:
             train()
-        assert [birth.call for birth in watch.births] == ["Tensor.div.0.forward"]
+        assert [first.call for first in watch.first_nonfinite] == ["Tensor.div.0.forward"]
     else:
         train()
     return [*found, *(parameter.detach() for parameter in model.parameters()), torch.get_rng_state()]
@@ -297,8 +307,8 @@ def test_anomaly_mode_and_inference_mode_are_left_alone() -> None:
         with anomaly:
             x = torch.tensor([100.0], requires_grad=True)
             x.exp()
-    assert [birth.op for birth in watch.births] == ["Tensor.exp", "Tensor.exp"]
-    assert watch.births[0].verdict == "normal"
+    assert [first.op for first in watch.first_nonfinite] == ["Tensor.exp", "Tensor.exp"]
+    assert watch.first_nonfinite[0].verdict == "normal"
 
 
 def test_threads_are_watched() -> None:
@@ -306,7 +316,7 @@ def test_threads_are_watched() -> None:
         thread = threading.Thread(target=lambda: torch.full((2,), 100.0).exp())
         thread.start()
         thread.join()
-    assert [birth.call for birth in watch.births] == ["Tensor.exp.0.forward"]
+    assert [first.call for first in watch.first_nonfinite] == ["Tensor.exp.0.forward"]
 
 
 def test_tensors_of_all_kinds_pass() -> None:
@@ -322,7 +332,7 @@ def test_tensors_of_all_kinds_pass() -> None:
         torch.ones(2, 3).t().contiguous().exp_()
         torch.complex(torch.full((2,), 3e38), torch.zeros(2)).mul(2.0)
         torch.full((6, 4), 3e38).t()[::2].mul(10.0)
-    assert [(birth.call, birth.outputs[0].dtype) for birth in watch.births] == [
+    assert [(first.call, first.outputs[0].dtype) for first in watch.first_nonfinite] == [
         ("Tensor.mul.4.forward", "complex64"),
         ("Tensor.mul.5.forward", "float32"),
     ]

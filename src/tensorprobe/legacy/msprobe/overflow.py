@@ -1,7 +1,7 @@
 """`task: overflow_check`: the calls that overflow are dumped in msprobe's layout, and the training ends after so many.
 
-What counts as an overflow is what `tensorprobe.overflow` calls a birth: finite inputs, and an output that is not; the
-infinities of a mask are none. `overflow_nums` counts over all steps of a process; -1 is no end.
+A call overflows if it makes a NaN or inf from finite inputs, as in `tensorprobe.overflow`. The infinities of masks do not count.
+`overflow_nums` counts over all steps of a process; -1 is no end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tensorprobe.model.sink import CallRules
 from tensorprobe.taps.settings import CaptureSettings
 
 if TYPE_CHECKING:
-    from tensorprobe.watches.overflow import BornCall
+    from tensorprobe.watches.overflow import KeptCall
 
 _NO_LIMIT = 1 << 62
 _counted: dict[int, int] = {}
@@ -57,7 +57,7 @@ class OverflowDump:
                 out=self._scratch.name,
                 stop_after=None if most == -1 else max(1, most - _counted.get(id(config), 0)),
                 stop_with=self._end,
-                on_birth=self._born,
+                on_first=self._found_one,
                 keep_bytes=_NO_LIMIT,
                 replay=False,
                 rank=rank,
@@ -88,13 +88,13 @@ class OverflowDump:
         if self._dump.failure is not None:
             logger.error("%s", self._dump.failure)
 
-    def _born(self, born: BornCall) -> None:
+    def _found_one(self, kept: KeptCall) -> None:
         """Dump a call that has just overflowed, and whose backward it is if it is one."""
         count = _count(self._config)
-        frames = [(frame.file, frame.line, frame.function) for frame in born.birth.frames]
+        frames = [(frame.file, frame.line, frame.function) for frame in kept.first.frames]
         self._dump.stack(self._stacks, frames)
-        call = born.call
-        slots = self._dump.take(list(born.tensors.items()))
+        call = kept.call
+        slots = self._dump.take(list(kept.tensors.items()))
         stack, args, kwargs = self._stacks, call.args, call.kwargs
         self._dump.call(Event(call.name, module=call.module, stack=stack, args=args, kwargs=kwargs, slots=slots))
         self._stacks += 1

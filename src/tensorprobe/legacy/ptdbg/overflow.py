@@ -1,8 +1,8 @@
 """`register_hook(model, overflow_check)`: every API call that overflows is dumped, and the training ends after so many.
 
-What counts as an overflow is what `tensorprobe.overflow` calls a birth: finite inputs, and an output that is not; the
-infinities of a mask are none. Nothing is raised in the training but the guide's ValueError, once; after it nothing is
-watched any more. Files that cannot be written are told in the log and in that error.
+A call overflows if it makes a NaN or inf from finite inputs, as in `tensorprobe.overflow`. The infinities of masks do not count.
+In the training only the guide's ValueError is raised, once; then the watch ends. The log and that error name files that could not
+be written.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.taps.ranks import find_world_size, main_device
 
 if TYPE_CHECKING:
-    from tensorprobe.model.overflow import Birth
-    from tensorprobe.watches.overflow import BornCall, OverflowWatch
+    from tensorprobe.model.overflow import FirstNonfinite
+    from tensorprobe.watches.overflow import KeptCall, OverflowWatch
 
 
 _ALL_OF_IT = 1 << 62
@@ -104,7 +104,7 @@ class OverflowCheck:
                 out=self._scratch.name,
                 stop_after=self._order.most - self.count,
                 stop_with=self._end,
-                on_birth=self._born,
+                on_first=self._found_one,
                 keep_bytes=_ALL_OF_IT,
                 replay=False,
                 rank=self._order.rank,
@@ -126,48 +126,48 @@ class OverflowCheck:
         """What ends the training."""
         return ValueError(f"[overflow {self.count} times]: {self._said}")
 
-    def _born(self, born: BornCall) -> None:
+    def _found_one(self, kept: KeptCall) -> None:
         """Dump a call that has just overflowed."""
         self.count += 1
-        name = underscored(born.call.name)
+        name = underscored(kept.call.name)
         try:
-            pkl = self._write(born)
+            pkl = self._write(kept)
         except OSError as error:
             self._said = f"{name} overflowed; its dump file could not be saved: {error}."
             logger.error("[overflow %d times]: %s", self.count, self._said)
             return
         self._said = f"dump file is saved in '{pkl}'."
         logger.warning("[overflow %d times]: %s overflowed, %s", self.count, name, self._said)
-        self._tell_where(born.birth)
+        self._tell_where(kept.first)
         if self._order.acl is not None:
-            self._dump_kernels(born, self._order.acl, pkl)
+            self._dump_kernels(kept, self._order.acl, pkl)
 
-    def _write(self, born: BornCall) -> Path:
+    def _write(self, kept: KeptCall) -> Path:
         order = self._order
-        call = as_stored(born.call, born.tensors, order.rank, self._home)
+        call = as_stored(kept.call, kept.tensors, order.rank, self._home)
         if lost := missing(call):
             logger.warning("Not in the dump, since nobody has it any more: %s", ", ".join(lost))
-        frames = born.birth.frames
+        frames = kept.first.frames
         if self._json is None:
             self._json = CallByCall(self._home, str(os.getpid()), many_ranks=find_world_size() > 1)
         entries = {call: frames}
-        if born.forward is not None:  # without it nobody can run the backward again
-            forward = with_outputs(born.forward, born.call)
-            entries[as_stored(forward, born.forward_inputs, order.rank, self._home)] = frames
+        if kept.forward is not None:  # without it nobody can run the backward again
+            forward = with_outputs(kept.forward, kept.call)
+            entries[as_stored(forward, kept.forward_inputs, order.rank, self._home)] = frames
         pkl = write_overflow(order.folder, self.count, call, frames, self._everything)
         self._json.add(entries)
         return pkl
 
-    def _tell_where(self, birth: Birth) -> None:
-        held = [f"{each.slot} {each.dtype} {each.shape} has {each.nan} NaN, {each.inf} inf" for each in birth.outputs]
-        module = f" in module {birth.module}" if birth.module else ""
-        called = f", called at {birth.frames[0]}" if birth.frames else ""
+    def _tell_where(self, first: FirstNonfinite) -> None:
+        held = [f"{each.slot} {each.dtype} {each.shape} has {each.nan} NaN, {each.inf} inf" for each in first.outputs]
+        module = f" in module {first.module}" if first.module else ""
+        called = f", called at {first.frames[0]}" if first.frames else ""
         logger.info("%s%s%s", "; ".join(held), module, called)
 
-    def _dump_kernels(self, born: BornCall, config: acl.DumpConfig, pkl: Path) -> None:
+    def _dump_kernels(self, kept: KeptCall, config: acl.DumpConfig, pkl: Path) -> None:
         """The kernels of a forward call. A backward needs a second run, with the gradients that were dumped just now."""
-        name = underscored(born.call.name)
-        if born.call.direction == "backward":
+        name = underscored(kept.call.name)
+        if kept.call.direction == "backward":
             gradients = sorted(map(str, pkl.with_suffix("").glob(f"{name}_input*.npy")))
             logger.info(
                 "For the kernels of %s run once more with\n"
@@ -178,9 +178,9 @@ class OverflowCheck:
             )
             return
         order = self._order
-        inputs = {slot: tensor for slot, tensor in born.tensors.items() if not slot.startswith("output")}
+        inputs = {slot: tensor for slot, tensor in kept.tensors.items() if not slot.startswith("output")}
         try:
-            place = acl.dump_again(born.call, inputs, config, device=self._device, rank=order.rank, on_npu=self._on_npu)
+            place = acl.dump_again(kept.call, inputs, config, device=self._device, rank=order.rank, on_npu=self._on_npu)
         except CannotReplay as reason:
             logger.warning("%s: its kernels are not dumped: %s.", name, reason)
         else:

@@ -14,10 +14,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorprobe.replay.evidence import on_host
-from tensorprobe.watches.online import sight
 from tensorprobe.watches.online.lifting import PRECISIONS, Arguments, OpPlan, lift, lift_tensor
 from tensorprobe.watches.online.reference import NoReference, run
-from tensorprobe.watches.online.verdict import Case
+from tensorprobe.watches.online.verdict import Case, relative_error
 
 _WIDER = PRECISIONS["double"]
 _SWEEP_AT_LEAST = 256
@@ -143,7 +142,7 @@ class Chain:
 
 
 def _error(wide: torch.Tensor, result: torch.Tensor) -> float:
-    return sight.relative_error(on_host(wide), on_host(result))
+    return relative_error(on_host(wide), on_host(result))
 
 
 def _view(shadow: _Shadow, tensor: torch.Tensor) -> torch.Tensor:

@@ -9,16 +9,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tensorprobe.arguments import Tensors, flatten_arguments
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
-from tensorprobe.model import Coverage
+from tensorprobe.model import Call, Coverage
 from tensorprobe.model.event import Event, Frames
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.model.sink import AtenNumbers, SecondSink
+from tensorprobe.replay.script import LIMIT_NAMES, Results, make_script
 from tensorprobe.report.online_text import failure_line
 from tensorprobe.standard_json import encode
 from tensorprobe.watches.online.chain import Chain, Compared
 from tensorprobe.watches.online.checker import Checker
-from tensorprobe.watches.online.saving import save
+from tensorprobe.watches.online.lifting import lower
 from tensorprobe.watches.online.verdict import Case, Judged
 from tensorprobe.watches.online.workers import Workers
 
@@ -257,3 +259,30 @@ def make_folder(folder: Path, overwrite: bool) -> Path:
     except OSError as error:
         raise SettingsError(f"nothing can be written to out '{folder}': {error.strerror}.") from None
     return folder
+
+
+def save(case: Case, rows: list[Judged], folder: Path, title: str) -> None:
+    """Write `replay.py` and `replay.safetensors` into the folder."""
+    own = lower(case.templates, case.lifted)
+    inputs: Tensors = []
+    args, kwargs = flatten_arguments(tuple(own.args), own.kwargs, inputs)
+    call = Call(name=f"{case.plan.name}.0.forward", args=args, kwargs=kwargs)
+    held = {f"device.{row.slot}": row.result for row in rows}
+    held |= {f"reference.{row.slot}": row.wide for row in rows if row.wide is not None}
+    changed = {
+        row.slot: f"{'input.' if isinstance(at, int) else 'input.kwargs.'}{at}{row.slot.removeprefix(f'output.{at}')}"
+        for at in case.plan.written
+        for row in rows
+        if row.slot == f"output.{at}" or row.slot.startswith(f"output.{at}.")
+    }
+    limits = {row.slot: _limit(row) for row in rows}
+    script = make_script(call, dict(inputs), {}, Results(limits, held, changed), device=case.device, about=[title])
+    script.write(folder, "replay")
+
+
+def _limit(row: Judged) -> dict[str, float]:
+    """Return the limit of a slot in the figures of the script."""
+    name, count = row.opinion.judged_by, max(row.result.numel(), 1)
+    if name.startswith("within"):
+        return {f"over_{name.removeprefix('within_')}": min(row.opinion.allowed, count)}
+    return {name: row.opinion.allowed} if name in LIMIT_NAMES else {}

@@ -10,17 +10,17 @@ from tensorprobe.settings import Names, Numbers, public
 
 if TYPE_CHECKING:
     from tensorprobe.record import Run
-    from tensorprobe.watches.overflow.keeping import BornCall
+    from tensorprobe.watches.overflow.keeping import KeptCall
     from tensorprobe.watches.overflow.recorded import find_overflow
     from tensorprobe.watches.overflow.result import OverflowResult
     from tensorprobe.watches.overflow.watch import OverflowWatch
 
-__all__ = ["BornCall", "OverflowResult", "OverflowWatch", "find_overflow", "overflow"]
+__all__ = ["KeptCall", "OverflowResult", "OverflowWatch", "find_overflow", "overflow"]
 
 __getattr__ = lazy(
     __name__,
     {
-        "BornCall": "tensorprobe.watches.overflow.keeping",
+        "KeptCall": "tensorprobe.watches.overflow.keeping",
         "OverflowResult": "tensorprobe.watches.overflow.result",
         "OverflowWatch": "tensorprobe.watches.overflow.watch",
         "find_overflow": "tensorprobe.watches.overflow.recorded",

@@ -1,57 +1,60 @@
-"""A call that returned the first NaN or inf: the call as a record would have it, and copies of its tensors, as many as fit.
+"""What is kept of a call that made a NaN or inf: its description for the report, and copies of its tensors for the replay.
 
-Copies are taken while the tensors are still there. What is absent, and why, stands in `lacking`.
+`Describer` writes the finding: ranges, indices, the user's line, the producers of the inputs, the last calls. `Keeper` copies the
+tensors while they are still there, as many as fit; `KeptCall.lacking` says what is missing and why.
 """
 
 from __future__ import annotations
 
+import linecache
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.model import Call, Slot
-from tensorprobe.model.overflow import Birth
+from tensorprobe.model.call import Frame
+from tensorprobe.model.overflow import Arrival, FirstNonfinite, Kind
 from tensorprobe.replay.layout import copied
 from tensorprobe.taps.looking import LookedCall
 from tensorprobe.torch_names import quiet
-from tensorprobe.watches.overflow.facts import Facts
-from tensorprobe.watches.overflow.looker import Before, Remembered
-from tensorprobe.watches.overflow.tensors import readable
+from tensorprobe.watches.overflow.looker import Before, OverflowLooker, Remembered, key_of, places_of, readable
+from tensorprobe.watches.overflow.rules import Facts, Seen
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
 
 
 @dataclass
-class BornCall:
-    """What a birth is replayed from. For a backward birth `forward` is the call whose gradients it computes."""
+class KeptCall:
+    """A finding with the call and tensors to replay it. For a backward call, `forward` is the call it belongs to."""
 
-    birth: Birth
+    first: FirstNonfinite
     call: Call
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """On the CPU, by slot; inputs as they were before the call."""
+    """By slot, on the CPU. Inputs are as they were before the call."""
     forward: Call | None = None
     forward_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     lacking: str = ""
-    """Why it cannot be replayed, if something is absent."""
+    """Why it cannot be replayed; empty if it can."""
 
     @property
     def replayed(self) -> Call:
-        """The call that is run alone."""
+        """The call to replay."""
         return self.forward or self.call
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """What it is run with."""
+        """Return the inputs for the replay."""
         return self.forward_inputs if self.forward else _side(self.tensors, "input")
 
     def found(self) -> dict[str, torch.Tensor]:
-        """What the device gave."""
+        """Return the outputs of the device."""
         return _side(self.tensors, "output")
 
     def gradients(self) -> dict[str, torch.Tensor] | None:
-        """The gradients of the outputs of a backward birth, by the outputs' slots."""
+        """Return the incoming gradients of a backward call, by the slot of the forward's output; None for a forward."""
         if self.forward is None:
             return None
         return {f"output{slot[5:]}": tensor for slot, tensor in _side(self.tensors, "input").items()}
@@ -65,13 +68,13 @@ def describe_call(
     args: Any = None,
     kwargs: Any = None,
 ) -> Call:
-    """The call as one line of a record has it, without values."""
+    """Return the call as a run would record it, without values."""
     slots = tuple(_slot(slot, tensor) for slot, tensor in (*inputs, *outputs))
     return Call(name=name, module=module, args=args, kwargs=kwargs, slots=slots)
 
 
 def describe_facts(name: str, module: str, facts: Iterable[Facts]) -> Call:
-    """The same of a call whose tensors nobody has any more."""
+    """Return the call as a run would record it, when its tensors no longer exist."""
     slots = tuple(Slot(name=each.slot, dtype=each.dtype, shape=each.shape) for each in facts)
     return Call(name=name, module=module, slots=slots)
 
@@ -92,21 +95,21 @@ def _slot(name: str, tensor: torch.Tensor) -> Slot:
 
 
 class Keeper:
-    """Keeps tensors on the CPU, `room` bytes at most at one time."""
+    """Keeps copies of tensors on the CPU, at most `room` bytes at a time."""
 
     def __init__(self, room: int) -> None:
         self._room = room
 
-    def let_go(self, kept: BornCall) -> None:
-        """Nobody needs the copies any more."""
+    def let_go(self, kept: KeptCall) -> None:
+        """Free the copies of a call."""
         self._room += sum(tensor.nbytes for tensor in (*kept.tensors.values(), *kept.forward_inputs.values()))
         kept.tensors, kept.forward_inputs = {}, {}
 
     def forward(
-        self, birth: Birth, call: Call, inputs: NamedTensors, outputs: NamedTensors, before: dict[int, Before]
-    ) -> BornCall:
-        """Of a forward call; of what it overwrote, the copies that were made before it."""
-        kept = BornCall(birth, call)
+        self, first: FirstNonfinite, call: Call, inputs: NamedTensors, outputs: NamedTensors, before: dict[int, Before]
+    ) -> KeptCall:
+        """Keep a forward call. For inputs that it overwrote, use the copies made before the call."""
+        kept = KeptCall(first, call)
         still: list[tuple[str, torch.Tensor]] = []
         for slot, tensor in inputs:
             was = before.get(id(tensor))
@@ -121,14 +124,14 @@ class Keeper:
 
     def backward(
         self,
-        birth: Birth,
+        first: FirstNonfinite,
         call: LookedCall,
         remembered: Remembered | None,
         inputs: NamedTensors,
         outputs: NamedTensors,
-    ) -> BornCall:
-        """Of a backward call, with the inputs of its forward as far as they are still there."""
-        kept = BornCall(birth, describe_call(call.backward_name, call.module, inputs, outputs))
+    ) -> KeptCall:
+        """Keep a backward call, with those inputs of its forward that still exist."""
+        kept = KeptCall(first, describe_call(call.backward_name, call.module, inputs, outputs))
         kept.tensors = self._copy([*inputs, *outputs], kept)
         if remembered is None:
             kept.lacking = "its forward was not seen"
@@ -147,14 +150,14 @@ class Keeper:
             alive.append((slot, tensor))
         kept.forward_inputs = self._copy(alive, kept)
         kept.lacking = kept.lacking or _fit_gradients(kept, remembered)
-        # A gradient has the dtype and the shape of its output: autocast shows nowhere else.
+        # A gradient has the dtype and shape of its output. Nothing else shows that autocast was on.
         outputs = [
             (f"output{slot[5:]}", gradient) for slot, gradient in kept.tensors.items() if slot.startswith("input")
         ]
         kept.forward = describe_call(call.name, call.module, alive, outputs, remembered.args, remembered.kwargs)
         return kept
 
-    def _copy(self, tensors: NamedTensors, kept: BornCall) -> dict[str, torch.Tensor]:
+    def _copy(self, tensors: NamedTensors, kept: KeptCall) -> dict[str, torch.Tensor]:
         copies: dict[str, torch.Tensor] = {}
         with quiet(), torch.inference_mode(False):
             for slot, tensor in tensors:
@@ -173,13 +176,128 @@ class Keeper:
         return copies
 
 
-def _fit_gradients(kept: BornCall, remembered: Remembered) -> str:
-    """Give the gradients the shapes of the outputs that they are the gradients of; why not, where they are none."""
+def _fit_gradients(kept: KeptCall, remembered: Remembered) -> str:
+    """Give the gradients the shapes of the outputs; return why that is impossible, or an empty string."""
     for slot, tensor in list(kept.tensors.items()):
         if slot.startswith("input."):
             place = int(slot[6:])
             shape = remembered.shapes[place] if place < len(remembered.shapes) else ()
             if tensor.numel() != math.prod(shape):
-                return "it happened in a part of the call's backward that has others before it"
+                return "it happened inside the call's backward, after other nodes of it"
             kept.tensors[slot] = tensor.reshape(shape)
     return ""
+
+
+CHAIN = 8
+Tensors = dict[str, torch.Tensor]
+Frames = list[tuple[str, int, str]]
+
+
+class At(NamedTuple):
+    """Where in the training a call is."""
+
+    step: int
+    repeat: bool
+    epoch: int
+
+
+class Describer:
+    """Describes the findings of one rank."""
+
+    def __init__(self, looker: OverflowLooker, rank: int, model: Any, lines: Callable[[], list[str]]) -> None:
+        self._looker, self._rank, self._model, self._lines = looker, rank, model, lines
+
+    def describe_first(
+        self, at: At, seen: Seen, kind: Kind, inputs: Tensors, outputs: Tensors, frames: Frames
+    ) -> FirstNonfinite:
+        """Describe a call that made a NaN or inf. It has no verdict yet."""
+        chain, makers = self._chain(inputs)
+        kept = []
+        for facts in seen.outputs:
+            if not facts.clean or kind in ("saturated", "flagged"):
+                tensor = outputs.get(facts.slot) if kind != "flagged" else None
+                places = (None, None) if tensor is None else places_of(tensor, greatest=kind == "saturated")
+                kept.append(facts.as_output(*places))
+        return FirstNonfinite(
+            number=0,
+            call=seen.name,
+            op=seen.op,
+            direction="backward" if seen.name.endswith("backward") else "forward",
+            kind=kind,
+            module=seen.module,
+            step=at.step,
+            rank=self._rank,
+            index=self._looker.index,
+            repeat=int(at.repeat),
+            epoch=at.epoch,
+            outputs=kept,
+            inputs=[facts.extent(makers.get(facts.slot)) for facts in seen.inputs],
+            frames=_frames(frames),
+            chain=chain,
+            before=self._lines()[:-1],
+            spread=[],
+            spread_count=0,
+            verdict="unknown",
+            reason="not replayed yet",
+            script=None,
+            note="",
+        )
+
+    def arrival(self, at: At, seen: Seen, facts: Facts, what: str, frames: Frames) -> Arrival:
+        """Describe a NaN or inf that no watched call made, at the first call that used it."""
+        return Arrival(
+            call=seen.name,
+            slot=facts.slot,
+            what=what,
+            module=seen.module,
+            step=at.step,
+            rank=self._rank,
+            index=self._looker.index,
+            epoch=at.epoch,
+            dtype=facts.dtype,
+            shape=list(facts.shape),
+            nan=facts.moments.nan,
+            inf=facts.moments.inf,
+            frames=_frames(frames),
+            spread=[],
+            spread_count=0,
+        )
+
+    def what(self, facts: Facts, inputs: Tensors) -> str:
+        """Return what the tensor is: a parameter, buffer or gradient of the model, else an input or a gradient."""
+        tensor = inputs.get(facts.slot)
+        for module in self._models():
+            for name, held in (*module.named_parameters(), *module.named_buffers()):
+                if held is tensor or key_of(held) == facts.key:
+                    return f"parameter {name}" if isinstance(held, torch.nn.Parameter) else f"buffer {name}"
+                if held.grad is not None and key_of(held.grad) == facts.key:
+                    return f"gradient of {name}"
+        return "gradient" if torch_names.graph_task() != -1 else "input"
+
+    def _models(self) -> list[torch.nn.Module]:
+        model = self._model
+        several = list(model.values()) if isinstance(model, dict) else model
+        found = several if isinstance(several, (list, tuple)) else [several]
+        return [each for each in found if isinstance(each, torch.nn.Module)]
+
+    def _chain(self, inputs: Tensors) -> tuple[list[str], dict[str, str]]:
+        """Return the chain of producers of the first input, and the producer of each input."""
+        rows = list(self._looker.rows)
+        until = len(rows) - (1 if rows and torch_names.graph_task() == -1 else 0)
+        makers: dict[str, int] = {}
+        for slot, tensor in inputs.items():
+            place = self._looker.producer(tensor, until=until)
+            if place is not None:
+                makers[slot] = place
+        chain: list[str] = []
+        at = next(iter(makers.values()), None)
+        while at is not None and len(chain) < CHAIN:
+            call, _, given = rows[at]
+            chain.append(call.name)
+            found = (self._looker.producer(None, reference, at) for reference in given)
+            at = next((place for place in found if place is not None), None)
+        return chain, {slot: rows[place][0].name for slot, place in makers.items()}
+
+
+def _frames(frames: Frames) -> list[Frame]:
+    return [Frame(file, line, name, linecache.getline(file, line).strip()) for file, line, name in frames]

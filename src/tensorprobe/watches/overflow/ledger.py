@@ -1,7 +1,7 @@
-"""What was found, and where everything not finite comes from: births, arrivals, and the calls they spread to.
+"""The findings of one rank, and the calls that each of them spread to.
 
-One ledger for one rank, fed in execution order by a watch or by a recorded run. It applies `rules` and keeps, for the step at
-hand, the origin of each tensor that was not finite. Nothing here imports torch.
+A watch or a search feeds calls in execution order. The ledger applies `rules` and remembers, within a step, the origin of each
+tensor with a NaN or inf. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 
 from tensorprobe.model.call import forward_name
-from tensorprobe.model.overflow import Arrival, Birth, Kind, NearLimit
-from tensorprobe.watches.overflow.facts import Facts
+from tensorprobe.model.overflow import Arrival, FirstNonfinite, Kind, NearLimit
 from tensorprobe.watches.overflow.rules import (
     INTENDED,
+    Facts,
     Origin,
     Seen,
     does_harm,
     from_outside,
     is_allowed,
-    is_meant,
+    is_intended,
     made_of_numbers,
     may_be_mask,
 )
@@ -34,29 +34,29 @@ MOST_NEAR = 200
 
 @dataclass(eq=False)
 class Finding:
-    """A birth or an arrival, and what became of it. A birth that is not `sure` may turn out to be a mask."""
+    """A fact and the calls it spread to. A finding that is not `sure` may turn out to be a mask."""
 
-    fact: Birth | Arrival
+    fact: FirstNonfinite | Arrival
     sure: bool = True
     spread: list[str] = field(default_factory=list)
     spread_count: int = 0
     carriers: list[str] = field(default_factory=list)
-    """While it is not sure: the calls that have passed it on."""
-    born: Any = None
-    """The watch's own: the call with its tensors."""
+    """While it is not sure: the calls that passed it on."""
+    kept: Any = None
+    """Of a watch: the `KeptCall`."""
 
     def reached(self, name: str) -> None:
-        """Another call has it."""
+        """Add a call that it spread to."""
         self.spread_count += 1
         if len(self.spread) < SHOWN_SPREAD:
             self.spread.append(name)
 
-    def written(self) -> Birth | Arrival:
-        """The fact with what is known now."""
+    def written(self) -> FirstNonfinite | Arrival:
+        """Return the fact with the calls it spread to so far."""
         return msgspec.structs.replace(self.fact, spread=self.spread, spread_count=self.spread_count)
 
 
-MakeBirth = Callable[[Kind], Finding]
+MakeFirst = Callable[[Kind], Finding]
 MakeArrival = Callable[[Facts], Finding]
 
 
@@ -77,20 +77,20 @@ class Ledger:
         self._of_step: list[Finding] = []
 
     @property
-    def births(self) -> list[Birth]:
-        return [fact for fact in self._written() if isinstance(fact, Birth)]
+    def first_nonfinite(self) -> list[FirstNonfinite]:
+        return [fact for fact in self._written() if isinstance(fact, FirstNonfinite)]
 
     @property
     def arrivals(self) -> list[Arrival]:
         return [fact for fact in self._written() if isinstance(fact, Arrival)]
 
-    def _written(self) -> list[Birth | Arrival]:
+    def _written(self) -> list[FirstNonfinite | Arrival]:
         return [finding.written() for finding in self.findings]
 
     def begin_step(self) -> None:
-        """What was doubtful and did no harm was a mask; tensors are not known again across steps."""
+        """Forget the tensors of the last step. What is still doubtful was a mask."""
         for finding in self._doubtful:
-            if not finding.sure and isinstance(finding.fact, Birth):
+            if not finding.sure and isinstance(finding.fact, FirstNonfinite):
                 self.intended[finding.fact.op] += 1
         self._doubtful.clear()
         self._known.clear()
@@ -99,36 +99,36 @@ class Ledger:
         self._of_step.clear()
 
     def take_back(self, finding: Finding, keys: Iterable[Hashable]) -> None:
-        """A finding is none after all. What came of it, and the tensors with these keys, go on belonging to it, and are not told."""
+        """Withdraw a finding. What it spread to, and the tensors with these keys, stay attached to it and are not reported."""
         self.findings = [each for each in self.findings if each is not finding]
         self._of_step = [each for each in self._of_step if each is not finding]
         self._known |= dict.fromkeys(keys, Origin("bad", finding))
 
     def allocated(self, keys: Iterable[Hashable]) -> None:
-        """Memory that nobody has filled: what stands in it means nothing."""
+        """Remember uninitialised memory: its content means nothing."""
         self._bare.update(keys)
 
     def is_bare(self, key: Hashable) -> bool:
-        """Whether it is memory that nobody has filled."""
+        """Return whether it is uninitialised memory."""
         return key in self._bare
 
     def found_in_step(self, call: str) -> Finding | None:
-        """What was found at that call in this step: a recomputed forward finds it again."""
+        """Return this step's finding at that call: a recomputed forward (checkpointing) meets it again."""
         return next((finding for finding in self._of_step if finding.fact.call == call), None)
 
     def was_given(self, seen: Seen) -> bool:
-        """Whether all that is not finite in the outputs was an argument of the call; looked at before any input is."""
+        """Return whether every inf of the outputs was an argument. Decided before the inputs are inspected."""
         if all(facts.clean for facts in seen.outputs) or any(facts.moments.nan for facts in seen.outputs):
             return False
-        if not is_meant(seen):
+        if not is_intended(seen):
             return False
-        self._meant(seen)
+        self._intend(seen)
         return True
 
-    def judge(self, seen: Seen, make_birth: MakeBirth, make_arrival: MakeArrival) -> list[Finding]:
-        """A call with an output that is not finite. Findings that are new, or have become sure."""
+    def judge(self, seen: Seen, make_first: MakeFirst, make_arrival: MakeArrival) -> list[Finding]:
+        """Judge a call with a NaN or inf in its outputs; return the findings that are new or have become sure."""
         if is_allowed(self._allow, seen.op, seen.name, seen.module):
-            return self._meant(seen)
+            return self._intend(seen)
         dirty = [facts for facts in seen.inputs if not facts.clean]
         origins = [self._origin(facts) for facts in dirty]
         new: list[Finding] = []
@@ -154,27 +154,27 @@ class Ledger:
                 doubtful.carriers.append(seen.name)
                 self._mark(seen.outputs, Origin("doubtful", doubtful))
                 return []
-            if is_meant(seen):
-                return self._meant(seen)
+            if is_intended(seen):
+                return self._intend(seen)
             if may_be_mask(seen):
-                finding = make_birth("inf")
+                finding = make_first("inf")
                 finding.sure = False
                 self._doubtful.append(finding)
                 self._mark(seen.outputs, Origin("doubtful", finding))
                 return []
         if made_of_numbers(seen):
             finding = make_arrival(next(facts for facts in seen.outputs if not facts.clean))
-            return [self.add_birth(seen, finding)]
-        return [self.add_birth(seen, make_birth("nan" if any(f.moments.nan for f in seen.outputs) else "inf"))]
+            return [self.add(seen, finding)]
+        return [self.add(seen, make_first("nan" if any(f.moments.nan for f in seen.outputs) else "inf"))]
 
-    def add_birth(self, seen: Seen, finding: Finding) -> Finding:
-        """A call that gave birth, or that brought in what its arguments were, by whatever rule."""
+    def add(self, seen: Seen, finding: Finding) -> Finding:
+        """Add a finding at this call, and return it."""
         self._keep(finding)
         self._taint(seen, finding)
         return finding
 
     def add_near(self, near: NearLimit) -> None:
-        """Of equal ops in one module the nearest is kept."""
+        """Add an output near its limit. One is kept for each op, module and dtype: the nearest."""
         op = near.call.rsplit(".", 2)[0]
         key = (op, near.module, near.dtype)
         known = self.near.get(key)
@@ -194,9 +194,9 @@ class Ledger:
         return origin
 
     def _carried(self, facts: Facts, make_arrival: MakeArrival, new: list[Finding]) -> Finding:
-        """Something not finite that no watched call has made: it goes back to what this step has found, else it is new.
+        """Return the finding that explains a NaN or inf which no watched call made; a new one if there is none.
 
-        A parameter, or a gradient, goes back to what any step has found: that is how it came to be so.
+        Earlier findings of this step explain it. A parameter or a gradient is also explained by those of earlier steps.
         """
         if self._of_step:
             return self._of_step[-1]
@@ -217,12 +217,12 @@ class Ledger:
             self.left_out += 1
         else:
             self.findings.append(finding)
-            if isinstance(finding.fact, Birth):
-                number = sum(isinstance(each.fact, Birth) for each in self.findings)
+            if isinstance(finding.fact, FirstNonfinite):
+                number = sum(isinstance(each.fact, FirstNonfinite) for each in self.findings)
                 finding.fact = msgspec.structs.replace(finding.fact, number=number)
         return finding
 
-    def _meant(self, seen: Seen) -> list[Finding]:
+    def _intend(self, seen: Seen) -> list[Finding]:
         self.intended[seen.op] += 1
         self._mark(seen.outputs, INTENDED)
         return []

@@ -1,8 +1,8 @@
-"""Looks at every call as it ends: one pass over each output, and nothing more unless that says that something is wrong.
+"""Checks every call as it ends, in one pass over each output. Only an alarm causes more work.
 
-The pass gives the greatest magnitude as bits (`numerics.summary`); one comparison with the alarm of the dtype decides. What a call
-overwrites is looked at before the call. Inputs are looked at when an output has raised the alarm: they are still there.
-On a device one number for each tensor is computed there and fetched, so the training waits for each call.
+The pass computes the largest magnitude as bits (`numerics.summary`) and compares it with the alarm of the dtype. Tensors that
+the call overwrites are checked before the call, other inputs only after an alarm. On a device, one number per tensor is computed
+there and fetched, so training waits for each call.
 """
 
 from __future__ import annotations
@@ -11,48 +11,156 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy
 import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import flatten_arguments
 from tensorprobe.fast import fast
 from tensorprobe.model import Coverage
+from tensorprobe.model.dtypes import DTYPES, DType
 from tensorprobe.model.event import Event
 from tensorprobe.model.sink import CallRules, LookingSink, Needs, Tensors
+from tensorprobe.numerics.device_summary import device_moments, fetch_moments
 from tensorprobe.numerics.native import implementation
-from tensorprobe.numerics.summary import LIMITS, first_peak_over, greatest_finite, magnitude, peak_of_number
+from tensorprobe.numerics.summary import (
+    LIMITS,
+    first_peak_over,
+    greatest_finite,
+    magnitude,
+    peak_of_number,
+    summarize_address,
+)
 from tensorprobe.ops import Trait, has, is_collective
 from tensorprobe.record.elements import is_dense
+from tensorprobe.record.snapshot import plain
 from tensorprobe.taps.looking import LookedCall
 from tensorprobe.taps.plans import FunctionPlan
 from tensorprobe.taps.stacks import user_frame
 from tensorprobe.torch_names import quiet
-from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ring import RingFile
-from tensorprobe.watches.overflow.rules import Seen, is_allowed
-from tensorprobe.watches.overflow.status import find_status
-from tensorprobe.watches.overflow.tensors import FLOATING, facts_of, key_of, one_block, readable
+from tensorprobe.watches.overflow.rules import Facts, Seen, is_allowed
 
 if TYPE_CHECKING:
     from tensorprobe.watches.overflow.registrar import Registrar
 
+
+FLOATING: dict[torch.dtype, DType] = {
+    getattr(torch, name): dtype
+    for name, dtype in DTYPES.items()
+    if dtype.kind in ("float", "complex") and hasattr(torch, name)
+}
+SHOWN_PLACES = 8
+
+
+def facts_of(slot: str, tensor: torch.Tensor) -> Facts | None:
+    """Return the facts of a tensor on any device; None if it holds no floating-point numbers in plain memory."""
+    found = readable(tensor)
+    if found is None:
+        return None
+    dtype = FLOATING[found.dtype]
+    with quiet():
+        if found.is_cpu:
+            block = one_block(found)
+            moments = summarize_address(torch_names.address_of(block) if block.numel() else 0, block.numel(), dtype)
+        else:
+            (moments,) = fetch_moments([device_moments(found)])
+    parameter = tensor.requires_grad and tensor.is_leaf
+    return Facts(slot, dtype.name, tuple(found.shape), moments, key_of(found), lambda: found, parameter)
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the plain floating-point tensor inside, or None if its values cannot be read."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        found = plain(tensor)
+        if isinstance(found, str):
+            return None
+        tensor = found
+    if tensor.dtype not in FLOATING or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return None
+    if tensor.is_cpu and tensor.numel() and torch_names.address_of(tensor) == tensor.storage_offset() * tensor.itemsize:
+        return None  # its storage has no memory
+    return tensor.detach()
+
+
+def one_block(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers in one block of memory, in any order."""
+    if tensor.is_contiguous():
+        return tensor
+    by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(by_stride).contiguous()
+
+
+def key_of(tensor: torch.Tensor) -> Hashable:
+    """Return a key that is equal for all tensors of one storage."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def places_of(tensor: torch.Tensor, *, greatest: bool = False) -> tuple[int, list[list[int]]]:
+    """Count the non-finite elements (with `greatest`: those at the limit of the dtype), and return the first indices too."""
+    with quiet():
+        values = torch.view_as_real(tensor).abs().amax(-1) if tensor.is_complex() else tensor.detach()
+        wide = values.double() if values.dtype.itemsize == 1 else values
+        chosen = wide.abs() >= torch.finfo(values.dtype).max if greatest else ~wide.isfinite()
+        flat = chosen.flatten().nonzero().flatten()
+        first = flat[:SHOWN_PLACES].tolist()
+        return flat.numel(), [[int(at) for at in numpy.unravel_index(place, tuple(tensor.shape))] for place in first]
+
+
+_SPELLINGS = (
+    ("npu.utils.get_npu_overflow_flag", "npu.utils.clear_npu_overflow_flag"),
+    ("npu.get_npu_overflow_flag", "npu.clear_npu_overflow_flag"),
+    ("_C._check_overflow_npu", "_C._clear_overflow_npu"),
+)
+
+
+class Status(NamedTuple):
+    """The overflow register of an accelerator. It reports overflows that no value shows."""
+
+    is_raised: Callable[[], bool]
+    clear: Callable[[], None]
+
+
+def find_status() -> Status | None:
+    """Return the register of the accelerator; None if there is none, or it does not answer.
+
+    Nothing is imported: only a package that the program already uses is asked. torch_npu spells the functions in three ways.
+    """
+    package = sys.modules.get("torch_npu")
+    if package is None:
+        return None
+    for names in _SPELLINGS:
+        try:
+            asked, cleared = (_find(package, name) for name in names)
+            cleared()
+            asked()
+        except (AttributeError, RuntimeError):  # a device that is absent, or busy with another process
+            continue
+        return Status(asked, cleared)
+    return None
+
+
+def _find(package: Any, name: str) -> Any:
+    return reduce(getattr, name.split("."), package)
+
+
 _COPIED_BEFORE, _COPIED_TENSORS = 1 << 16, 8
 Reference = weakref.ref[torch.Tensor]
 Row = tuple[LookedCall, list[Reference], list[Reference]]
-"""One of the last calls, what it made and what it was given: for the chain of producers. A tuple: one is made for each call."""
+"""A recent call, its outputs and its inputs, for the chain of producers. A tuple, because every call makes one."""
 BeforeFields = tuple[torch.Tensor, float, Facts | None, torch.Tensor | None]
 _FINITE: tuple[()] = ()
-"""In place of what a call overwrites, where that is known to be finite."""
+"""Stands for overwritten tensors that are known to be finite."""
 _ref = weakref.ref
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class Remembered(NamedTuple):
-    """What a backward birth needs to know of its forward. Tensors are held weakly, with the version they had."""
+    """What a finding in backward needs from its forward call. Tensors are held weakly, with their versions."""
 
     args: Any
     kwargs: Any
@@ -66,7 +174,7 @@ class Remembered(NamedTuple):
 
 
 class Before(NamedTuple):
-    """A tensor that the call overwrites, as it was. `facts` are None when it was finite, `greatest` is NaN when nobody looked."""
+    """A tensor before the call overwrote it. `facts` is None if it was finite; `greatest` is NaN if it was not checked."""
 
     tensor: torch.Tensor
     greatest: float
@@ -75,11 +183,11 @@ class Before(NamedTuple):
 
 
 Alarms = tuple[int, int]
-"""For one dtype: its code for the kernel, and the least peak that is of interest."""
+"""Of one dtype: its code for the kernel, and the lowest peak that raises an alarm."""
 
 
 class OverflowLooker(LookingSink):
-    """The sink of an overflow watch: looks at every call, and has what it finds registered."""
+    """The sink of an overflow watch: checks every call and hands alarms to the registrar."""
 
     def __init__(
         self,
@@ -100,17 +208,17 @@ class OverflowLooker(LookingSink):
         self._step = 0
 
     def restart(self, ring: RingFile, rows: int) -> None:
-        """Begin anew, with a ring of the last calls."""
+        """Start again, with this ring of recent calls."""
         self.stop = None
         self.rows: deque[Row] = deque(maxlen=rows)
         self.calls = self.calls_before = 0
         self._put = ring.put
         self._status = find_status() if self._looks_at_status else None
         self._written: dict[int, Reference] = {}
-        """Tensors that a call outside of modules (an optimizer's) has written to, and left finite."""
+        """Tensors that a call outside of modules (of an optimizer) wrote, and left finite."""
 
     def begin_step(self, step: int) -> None:
-        """A step begins."""
+        """Start a step."""
         self._step = step
         self._report.begin_step()
 
@@ -121,7 +229,7 @@ class OverflowLooker(LookingSink):
         return [facts for facts in found if facts is not None]
 
     def call(self, event: Event) -> None:
-        """Register a collective. Composite functions come here too, and are left to their parts."""
+        """Register a collective. Composite functions come here too; their parts are checked instead."""
         op = event.name.rsplit(".", 2)[0]
         if is_collective(op) and event.name.endswith(".forward"):
             slots: list[Any] = event.slots
@@ -135,20 +243,19 @@ class OverflowLooker(LookingSink):
         self._on_close(coverage)
 
     def skip(self, plan: FunctionPlan, args: Any) -> bool:
-        """Whether a call outside of modules needs no look before it."""
+        """Return whether a call outside of modules needs no check before it."""
         if self._status is not None or plan.allocates or self._keep or plan.by_request:
             return False
         if not plan.overwrites:
             return True
         if not args:
             return False
-        known = self._written.get(
-            id(args[0])
-        )  # it was finite when a call wrote to it; and the watch sees every call that writes
+        # It was finite after the last call that wrote it, and the watch sees every call that writes.
+        known = self._written.get(id(args[0]))
         return known is not None and known() is args[0]
 
     def glance(self, plan: FunctionPlan, number: int, step: int, result: Any) -> bool:
-        """Whether the result is plain and finite. Then it is in the ring, and nothing else is done."""
+        """Return whether the result is plain and finite. Then it only goes into the ring."""
         greatest = self._quick((result,))
         if greatest is None:
             return False
@@ -157,12 +264,12 @@ class OverflowLooker(LookingSink):
         return True
 
     def glanced(self, call: LookedCall) -> None:
-        """What the call overwrote was finite."""
+        """Note that the overwritten tensors were finite."""
         if call.plan.overwrites:
             call.found = _FINITE
 
     def before(self, call: LookedCall, args: Any, kwargs: Any) -> None:
-        """Look at what the call is going to overwrite."""
+        """Check the tensors that the call will overwrite."""
         plan = call.plan
         if self._status is not None:
             self._status.clear()
@@ -178,7 +285,7 @@ class OverflowLooker(LookingSink):
         facts = facts_of("", tensor) if alarm else None
         copy = None
         if call.module or self._keep:
-            # Outside of modules stands the optimizer, with a thousand such calls in a step.
+            # Calls outside of modules are the optimizer's: about a thousand in each step.
             small = call.module and together <= _COPIED_TENSORS and tensor.nbytes <= _COPIED_BEFORE
             if small or is_allowed(self._keep, call.plan.name, call.name, call.module):
                 with quiet():
@@ -186,7 +293,7 @@ class OverflowLooker(LookingSink):
         return tensor, greatest, facts, copy
 
     def after(self, call: LookedCall, args: Any, kwargs: Any, outputs: list[Any]) -> None:
-        """One pass over each output."""
+        """Check each output in one pass."""
         self.calls += 1
         overwritten = call.found
         call.found = None
@@ -219,7 +326,7 @@ class OverflowLooker(LookingSink):
             self._report.forward(call, args, kwargs, outputs, before, flagged=flagged)
 
     def gradients(self, call: LookedCall, results: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        """One pass over each gradient that a node has made."""
+        """Check each gradient of an autograd node in one pass."""
         self.calls += 1
         greatest, alarm = self._quick(results), False
         if greatest is None:
@@ -232,7 +339,7 @@ class OverflowLooker(LookingSink):
             self._report.backward(call, results, given, flagged=flagged)
 
     def _scan(self, tensors: Sequence[torch.Tensor]) -> tuple[float, bool]:
-        """The greatest magnitude in tensors of any kind, and whether one is of interest."""
+        """Return the largest magnitude in tensors of any kind, and whether there is an alarm."""
         greatest, alarm = 0.0, False
         for tensor in tensors:
             alarms = self._alarms.get(tensor.dtype)
@@ -245,11 +352,11 @@ class OverflowLooker(LookingSink):
 
     @property
     def index(self) -> int:
-        """How many calls of this step there were before the one at hand."""
+        """The number of calls in this step before the current one."""
         return self.calls - self.calls_before - 1
 
     def idle(self) -> None:
-        """A backward is over."""
+        """Report pending findings: a backward has ended."""
         self._report.settle()
 
     def _peak_with_care(self, tensor: torch.Tensor, code: int) -> int:
@@ -266,7 +373,7 @@ class OverflowLooker(LookingSink):
         return peak_of_number(greatest, FLOATING[found.dtype].name)
 
     def _remember(self, call: LookedCall, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> list[Reference]:
-        """Keep what a birth in the call's backward will be told from; references to the inputs come back."""
+        """Keep what a finding in the call's backward will need; return references to the inputs."""
         tensors: list[tuple[str, torch.Tensor]] = []
         tree = flatten_arguments(args, kwargs, tensors)
         references = [_ref(tensor) for _, tensor in tensors]
@@ -283,14 +390,14 @@ class OverflowLooker(LookingSink):
         return references
 
     def _copies(self, call: LookedCall, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """The inputs of a call that the user wants to have for the replay of its backward, or of what it overwrites."""
+        """Return copies of the inputs, if the user's `keep` names the call."""
         if not is_allowed(self._keep, call.plan.name, call.name, call.backward_name, call.module):
             return {}
         with quiet():
             return {slot: tensor.detach().clone().requires_grad_(tensor.requires_grad) for slot, tensor in tensors}
 
     def producer(self, tensor: torch.Tensor | None, reference: Any = None, until: int | None = None) -> int | None:
-        """Which of the last calls has made a tensor: its place in `rows`, looked for before `until`."""
+        """Return the position in `rows`, before `until`, of the call that made a tensor."""
         wanted = _ref(tensor) if tensor is not None else reference
         for place in range((len(self.rows) if until is None else until) - 1, -1, -1):
             if any(made is wanted for made in self.rows[place][1]):
@@ -303,7 +410,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _quick_look(alarms: dict[torch.dtype, Alarms]) -> Callable[[Sequence[Any]], float | None]:
-    """The greatest magnitude in plain tensors on the host; None where one is of interest, or has to be looked at with care."""
+    """Return a function: the largest magnitude in plain CPU tensors, or None if `_scan` has to check them."""
     if fast is None:
         return lambda tensors: None
     return partial(fast.greatest, fast.scanner(torch.Tensor, torch.nn.Parameter, alarms))

@@ -1,8 +1,7 @@
-"""The question asked of a run on disk, of any layout and any number of ranks: where was the first NaN or infinity born?
+"""Finds the call that made the first NaN or inf in a recorded run of any layout, on any number of ranks.
 
-In: a run, or the folder of a watch. Out: an `OverflowResult`. Each rank is gone through in execution order with the same rules as
-a watch; across ranks the order is by step, then by how many collectives a rank had begun, then by the number of the call.
-Statistics are enough; where values were recorded, births are replayed.
+The calls of each rank are judged in execution order by the rules of a watch. Across ranks the order is: step, number of
+collectives started before, number of the call. Statistics are enough. If values were recorded, findings are replayed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tensorprobe.errors import NoData, RunDamaged, RunNotFound
 from tensorprobe.model import Slot, Summary
 from tensorprobe.model.call import Frame, forward_name
 from tensorprobe.model.dtypes import DTYPES
-from tensorprobe.model.overflow import Arrival, Birth, Kind, NearLimit, OverflowReport
+from tensorprobe.model.overflow import Arrival, FirstNonfinite, Kind, NearLimit, OverflowReport
 from tensorprobe.numerics.summary import LIMITS, Moments, greatest_finite
 from tensorprobe.ops import is_collective
 from tensorprobe.record import Run, open_run
@@ -28,10 +27,9 @@ from tensorprobe.record.run import Entry
 from tensorprobe.record.stored import StoredCall, StoredSlot
 from tensorprobe.settings import Names, Numbers
 from tensorprobe.version import VERSION
-from tensorprobe.watches.overflow.facts import Facts
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, merge_findings, merge_watches
-from tensorprobe.watches.overflow.rules import Seen
+from tensorprobe.watches.overflow.rules import Facts, Seen
 from tensorprobe.watches.overflow.settings import OverflowSettings
 
 _RING = 16
@@ -46,9 +44,9 @@ def find_overflow(
     near: float | None = None,
     replay: bool = True,
 ) -> OverflowResult:
-    """The births of a recorded run, or of a watch that wrote into that folder, over all its ranks.
+    """Return the findings of a recorded run, or of a watch that wrote into this folder, over all ranks.
 
-    NoData when the run holds neither statistics nor values, NotFound for a step or rank that is not there.
+    Raises NoData if the run has neither statistics nor values, NotFound for a step or rank that does not exist.
     """
     chosen = OverflowSettings.of(steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
     if not isinstance(path, Run):
@@ -58,12 +56,12 @@ def find_overflow(
         try:
             path = open_run(folder)
         except RunNotFound as error:
-            raise RunNotFound(f"{error}\n  Nor does it hold the findings of an overflow watch.") from None
+            raise RunNotFound(f"{error}\n  It holds no findings of an overflow watch either.") from None
     return OverflowResult(_Search(path, chosen).report())
 
 
 class _Search:
-    """Goes through a run."""
+    """A search through one run."""
 
     def __init__(self, run: Run, chosen: OverflowSettings) -> None:
         self._run, self._allow, self._near, self._replay = run, chosen.allow, chosen.near, chosen.replay
@@ -84,12 +82,12 @@ class _Search:
                 _Rank(self, ledger, step, rank).go()
         if self._slots and not self._known:
             raise NoData(
-                f"'{run.path}' holds neither statistics nor values of floating-point tensors, so nothing can be said.\n"
+                f"'{run.path}' has neither statistics nor values of floating-point tensors, so it cannot be checked.\n"
                 "  Capture it with mode='summary' or mode='tensor'."
             )
-        births, arrivals = merge_findings([ledger.findings for ledger in self._ledgers.values()])
+        first_nonfinite, arrivals = merge_findings([ledger.findings for ledger in self._ledgers.values()])
         if self._replay:
-            births = self._judged(births)
+            first_nonfinite = self._judged(first_nonfinite)
         intended: Counter[str] = Counter()
         for ledger in self._ledgers.values():
             ledger.begin_step()
@@ -100,8 +98,8 @@ class _Search:
             source=str(run.path),
             ranks=sorted(self._ledgers),
             calls=self._calls,
-            exit_code=1 if births or arrivals else 0 if self._calls else 2,
-            births=births,
+            exit_code=1 if first_nonfinite or arrivals else 0 if self._calls else 2,
+            first_nonfinite=first_nonfinite,
             arrivals=arrivals,
             near=[near for ledger in self._ledgers.values() for near in ledger.near.values()],
             intended=dict(intended.most_common()),
@@ -112,38 +110,38 @@ class _Search:
             notes=[f"{note} ({count} times)" if count > 1 else note for note, count in self._notes.items()],
         )
 
-    def _judged(self, births: list[Birth]) -> list[Birth]:
+    def _judged(self, first_nonfinite: list[FirstNonfinite]) -> list[FirstNonfinite]:
         """Return the findings with a verdict, where the values are in the record."""
-        asked = [self._asked(birth) for birth in births]
+        asked = [self._asked(first) for first in first_nonfinite]
         replayed = [each for each in asked if not isinstance(each, str)]
         if replayed:
             from tensorprobe.watches.overflow.replaying import Recorded, recorded_verdicts
 
             verdicts = iter(recorded_verdicts(self._run, [Recorded(*each) for each in replayed]))
         judged = []
-        for birth, each in zip(births, asked, strict=True):
+        for first, each in zip(first_nonfinite, asked, strict=True):
             if isinstance(each, str):
-                judged.append(msgspec.structs.replace(birth, reason=each))
+                judged.append(msgspec.structs.replace(first, reason=each))
             else:
                 found = next(verdicts)
-                judged.append(msgspec.structs.replace(birth, verdict=found.verdict, reason=found.reason))
+                judged.append(msgspec.structs.replace(first, verdict=found.verdict, reason=found.reason))
         return judged
 
-    def _asked(self, birth: Birth) -> tuple[int, int, Entry, Entry | None] | str:
+    def _asked(self, first: FirstNonfinite) -> tuple[int, int, Entry, Entry | None] | str:
         """Return what is replayed: step, rank, the call and the forward of a backward call; or why it is not."""
-        call = self._run.find(birth.call, step=birth.step, rank=birth.rank, repeat=birth.repeat)[0]
+        call = self._run.find(first.call, step=first.step, rank=first.rank, repeat=first.repeat)[0]
         forward = call
-        if birth.direction == "backward":
-            name = forward_name(birth.call)
-            if name not in self._run.names(birth.step, birth.rank, on_damage="skip"):
+        if first.direction == "backward":
+            name = forward_name(first.call)
+            if name not in self._run.names(first.step, first.rank, on_damage="skip"):
                 return "its forward was not recorded"
-            forward = self._run.call(name, birth.step, birth.rank)
+            forward = self._run.call(name, first.step, first.rank)
         if forward.model.args is None and forward.model.kwargs is None:
             return "its arguments were not recorded, only its tensors"
         if not all(slot.has_data for slot in (*forward.inputs, *call.inputs)) or not _float_data(call):
             return "its values were not recorded: capture with mode='tensor'"
         entries = [Entry(each.index, each.name, each.repeat) for each in (call, forward)]
-        return birth.step, birth.rank, entries[0], None if forward is call else entries[1]
+        return first.step, first.rank, entries[0], None if forward is call else entries[1]
 
 
 class _Rank:
@@ -162,7 +160,7 @@ class _Rank:
         source = run.segment(self._step, self._rank).source
         for item in run.segment(self._step, self._rank).calls():
             if isinstance(item, Damage):
-                search._notes["a damaged line of the run was passed over"] += 1
+                search._notes["a damaged line of the run was skipped"] += 1
                 continue
             line, model = item
             call = StoredCall(model, step=self._step, rank=self._rank, index=line, run=run.path, source=source)
@@ -191,13 +189,13 @@ class _Rank:
         self._epoch += is_collective(call.name)
 
     def _judge(self, call: StoredCall, seen: Seen) -> None:
-        def make_birth(kind: Kind) -> Finding:
-            return Finding(self._birth(call, seen, kind))
+        def make_first(kind: Kind) -> Finding:
+            return Finding(self._first(call, seen, kind))
 
         def make_arrival(facts: Facts) -> Finding:
             return Finding(self._arrival(call, seen, facts))
 
-        self._ledger.judge(seen, make_birth, make_arrival)
+        self._ledger.judge(seen, make_first, make_arrival)
 
     def _look_at_limits(self, call: StoredCall, made: list[Facts]) -> None:
         near = self._search._near
@@ -227,12 +225,12 @@ class _Rank:
         )
 
     def _may_be_weight(self, slot: StoredSlot, key: Any) -> bool:
-        """Of a tensor that requires a gradient: whether no call has made it, or one has changed it in place."""
+        """Return whether a tensor that requires a gradient was made by no call, or changed in place by this one."""
         return key not in self._makers if slot.side == "input" else slot.call.op.endswith("_")
 
-    def _birth(self, call: StoredCall, seen: Seen, kind: Kind) -> Birth:
+    def _first(self, call: StoredCall, seen: Seen, kind: Kind) -> FirstNonfinite:
         makers = {facts.slot: self._makers[facts.key] for facts in seen.inputs if facts.key in self._makers}
-        return Birth(
+        return FirstNonfinite(
             number=0,
             call=call.name,
             op=call.op,
@@ -244,7 +242,7 @@ class _Rank:
             index=call.index,
             repeat=call.repeat,
             epoch=self._epoch,
-            outputs=[_born(facts) for facts in seen.outputs if not facts.clean],
+            outputs=[_output(facts) for facts in seen.outputs if not facts.clean],
             inputs=[facts.extent(makers.get(facts.slot)) for facts in seen.inputs],
             frames=self._frames(call),
             chain=list(dict.fromkeys(makers.values())),
@@ -286,7 +284,7 @@ class _Rank:
 
 
 def _moments(slot: StoredSlot) -> Moments | None:
-    """The statistics of the record; of values without any, or without counts, they are computed."""
+    """Return the recorded statistics. If they are missing or lack counts, compute them from the values."""
     summary = slot.summary
     if summary is not None and _tells_counts(summary, slot.model):
         high, low, mean, norm = (float(figure) for figure in (summary.max, summary.min, summary.mean, summary.norm))
@@ -299,24 +297,24 @@ def _moments(slot: StoredSlot) -> Moments | None:
 
 
 def _tells_counts(summary: Summary, slot: Slot) -> bool:
-    """Whether its counts of NaN and infinities are counts: layouts of older tools have none, and leave them 0."""
+    """Return whether the counts of NaN and inf are real. Layouts of older tools have none, and read as 0."""
     ends = (float(summary.max), float(summary.min))
     return not slot.count or bool(summary.nan or summary.inf) or all(math.isfinite(end) for end in ends)
 
 
 def _guessed(summary: Summary, slot: Slot) -> Moments:
-    """From maximum and minimum alone: that there are some, not how many."""
+    """Derive from maximum and minimum that there are some NaN or inf; their number is unknown."""
     high, low, mean, norm = (float(figure) for figure in (summary.max, summary.min, summary.mean, summary.norm))
     nan = int(math.isnan(high) or math.isnan(low))
     return Moments(high, low, mean, norm, nan, int(math.isinf(high) or math.isinf(low)))
 
 
-def _born(facts: Facts) -> Any:
+def _output(facts: Facts) -> Any:
     if facts.values is None:
-        return facts.born()
-    from tensorprobe.watches.overflow.tensors import places_of
+        return facts.as_output()
+    from tensorprobe.watches.overflow.looker import places_of
 
-    return facts.born(*places_of(facts.values()))
+    return facts.as_output(*places_of(facts.values()))
 
 
 def _is_parameter(call: StoredCall, facts: Facts) -> bool:

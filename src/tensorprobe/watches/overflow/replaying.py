@@ -1,8 +1,7 @@
-"""Normal or abnormal: a call that overflowed, run alone on the CPU, in its own dtype and in a wider one; and its script.
+"""Replays a call that overflowed on the CPU, in its own dtype and in a wider one, and writes its replay script.
 
-In: the call as a record has it, its inputs, what the device returned. Out: a verdict with its reason. If the CPU overflows in
-the same dtype, the numbers are that large: normal. If it does not, the device is wrong: abnormal. Random generators, autocast
-and modes of the process are left as they were. Calls of a recorded run are replayed in a process of their own.
+If the CPU overflows in the same dtype, the numbers are too large: normal. If it does not, the device is wrong: abnormal. Random
+generators, autocast and modes of the process are not changed. Calls of a recorded run are replayed in a separate process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.model import Call
-from tensorprobe.model.overflow import Birth, Verdict
+from tensorprobe.model.overflow import FirstNonfinite, Verdict
 from tensorprobe.numerics.summary import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
@@ -29,7 +28,7 @@ from tensorprobe.replay.once import Replay
 from tensorprobe.replay.runs import said
 from tensorprobe.replay.script import Results, make_script, place_line
 from tensorprobe.taps.alone import private_graph, unseen
-from tensorprobe.watches.overflow.keeping import BornCall
+from tensorprobe.watches.overflow.keeping import KeptCall
 from tensorprobe.watches.overflow.ledger import Finding
 from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, run_in_processes
 
@@ -37,7 +36,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Judgement(NamedTuple):
-    """`overflows`: whether the exact result is beyond the dtype, or not finite; None when that is not known."""
+    """`overflows`: whether the exact result exceeds the dtype or is not finite; None if unknown."""
 
     verdict: Verdict
     reason: str
@@ -45,7 +44,7 @@ class Judgement(NamedTuple):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """Where a call stands in a run; of a backward call also its forward."""
+    """The position of a call in a run, and that of its forward if it is a backward call."""
 
     step: int
     rank: int
@@ -54,7 +53,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
-    """Judge calls of a run, whose values were recorded, in a process of their own. One that dies takes nothing else along."""
+    """Judge calls with recorded values in a separate process. If that process dies, only the current call is lost."""
     found: dict[int, Judgement] = {}
 
     def take(number: int, content: bytes) -> None:
@@ -69,7 +68,7 @@ def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
     try:
         run_in_processes(job, [msgspec.msgpack.encode(each) for each in calls], jobs=1, take=take, died=died)
     except StartFailed as error:
-        failed = f"no process could be started to replay it: it {error}"
+        failed = f"no process could be started to replay it: {error}"
     return [found.get(number) or Judgement("unknown", failed) for number in range(len(calls))]
 
 
@@ -83,7 +82,7 @@ def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
         try:
             judged = _recorded_verdict(run, asked)
         except TensorprobeError as error:
-            judged = Judgement("unknown", f"it cannot be read: {str(error).splitlines()[0]}")
+            judged = Judgement("unknown", f"the call cannot be read: {str(error).splitlines()[0]}")
         return Reply(msgspec.msgpack.encode(judged))
 
     yield answer
@@ -110,9 +109,9 @@ def replay_verdict(
     gradients: Tensors | None = None,
     device: str = "cpu",
 ) -> Judgement:
-    """Judge a forward call, or with the `gradients` of its outputs (by slot: output.0) its backward.
+    """Judge a forward call, or, given the `gradients` of its outputs (by slot: output.0), its backward.
 
-    `found` is what the device gave, by slot: outputs, or gradients of the inputs. Without it the call is run on `device` now.
+    `found` holds the results of the device by slot: outputs, or gradients of the inputs. Without it, the call runs on `device` now.
     """
     with _undisturbed():
         try:
@@ -120,7 +119,7 @@ def replay_verdict(
             theirs = found if found is not None else _results(call, inputs, gradients, device, "own")
         except CannotReplay as reason:
             return Judgement("unknown", f"it cannot be run alone: {reason}")
-        except Exception as error:  # whatever an op may raise on the CPU: the reason stands in the report
+        except Exception as error:  # an op may raise anything on the CPU; the report has the reason
             return Judgement("unknown", f"it cannot be run alone: {said(error)}")
         wide, precision = _wide(call, inputs, gradients)
         return _judge(call, mine, theirs, wide, precision)
@@ -132,7 +131,7 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
         return Judgement("normal", "the result is finite", False)
     for slot, tensor in troubled.items():
         own = mine.get(slot)
-        if own is None:  # a part of the backward: run alone, the whole is seen
+        if own is None:  # an inner node of the backward; the replay shows only the whole
             bad = [name for name, result in mine.items() if not _fits(result)]
             slot = next(iter(bad or mine))
             own = mine[slot]
@@ -142,9 +141,9 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
         largest = None if exact is None else _peak(exact)
         if own.isfinite().all() and not (largest is not None and largest > limit):
             if has(call.op, Trait.RANDOM):
-                return Judgement("unknown", "it draws random numbers: run alone it draws others")
+                return Judgement("unknown", "the call is random, and a replay draws other numbers")
             value = f"up to {_peak(own):.4g}"
-            return Judgement("abnormal", f"the CPU gives finite numbers in {dtype}, {value} in {slot}", False)
+            return Judgement("abnormal", f"the CPU returns finite numbers in {dtype}, {value} in {slot}", False)
         if largest is not None and largest == largest and largest != float("inf"):
             why = f"{slot} reaches {largest:.4g} in {precision}, beyond the {dtype} limit of {limit:.5g}: not a device fault"
             if largest <= limit:
@@ -156,13 +155,13 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
 
 
 def _fits(tensor: torch.Tensor) -> bool:
-    """Whether all is finite and below the limit of the dtype."""
+    """Return whether all values are below the limit of the dtype."""
     peak = _peak(tensor)
     return peak is not None and peak < torch.finfo(tensor.dtype).max
 
 
 def _peak(tensor: torch.Tensor) -> float | None:
-    """The greatest magnitude, NaN when there is one; None for what is not floating."""
+    """Return the largest magnitude, or NaN if there is one; None for integers."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     values = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
@@ -170,9 +169,9 @@ def _peak(tensor: torch.Tensor) -> float | None:
 
 
 def _wide(call: Call, inputs: Tensors, gradients: Tensors | None) -> tuple[Tensors, str]:
-    """The results in float64, or in float32 where the op has no such kernel; nothing where it has neither."""
+    """Return the results in float64, or float32 if the op has no such kernel; empty if it has neither."""
     for precision, name in (("double", "float64"), ("single", "float32")):
-        with contextlib.suppress(Exception):  # no such kernel: a narrower reference, or none, and the reason says less
+        with contextlib.suppress(Exception):  # no such kernel: try the narrower one
             return _results(call, inputs, gradients, "cpu", precision), name
     return {}, "float64"
 
@@ -181,7 +180,7 @@ def _results(call: Call, inputs: Tensors, gradients: Tensors | None, device: str
     replay = Replay(call, inputs, device=device, precision=precision)
     results = replay.outputs if gradients is None else replay.gradients(gradients)
     if not results:
-        raise CannotReplay("it gives no gradient" if gradients is not None else "it gives no tensor")
+        raise CannotReplay("it returns no gradient" if gradients is not None else "it returns no tensor")
     return {slot: tensor.detach().cpu() for slot, tensor in results.items()}
 
 
@@ -198,50 +197,50 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def save_birth(born: BornCall, folder: Path) -> Path:
-    """Write the script and its tensors; return its path. CannotReplay where the call cannot be written down."""
-    birth = born.birth
-    floating = [slot for slot, tensor in born.found().items() if tensor.is_floating_point() or tensor.is_complex()]
-    about = [f"{birth.call}: first {birth.kind}. {birth.verdict}: {birth.reason}", place_line(birth.step, birth.rank)]
-    about += [f"Module: {birth.module}"] if birth.module else []
-    about += [f"Called at {birth.frames[0]}"] if birth.frames else []
-    names = [slot if born.forward is None else f"d input{slot[6:]}" for slot in floating]
+def save_script(kept: KeptCall, folder: Path) -> Path:
+    """Write the replay script and its tensors; return its path. Raises CannotReplay if the call cannot be written."""
+    first = kept.first
+    floating = [slot for slot, tensor in kept.found().items() if tensor.is_floating_point() or tensor.is_complex()]
+    about = [f"{first.call}: first {first.kind}. {first.verdict}: {first.reason}", place_line(first.step, first.rank)]
+    about += [f"Module: {first.module}"] if first.module else []
+    about += [f"Called at {first.frames[0]}"] if first.frames else []
+    names = [slot if kept.forward is None else f"d input{slot[6:]}" for slot in floating]
     script = make_script(
-        born.replayed,
-        born.inputs(),
-        born.gradients() or {},
+        kept.replayed,
+        kept.inputs(),
+        kept.gradients() or {},
         Results(limits={name: {"nonfinite_different": 0.0} for name in names}),
-        device=next((slot.device for slot in born.call.slots), "cpu"),
+        device=next((slot.device for slot in kept.call.slots), "cpu"),
         about=about,
     )
-    return script.write(folder, f"step{birth.step}.{birth.call}")
+    return script.write(folder, f"step{first.step}.{first.call}")
 
 
-def judge_birth(finding: Finding, folder: Path | None, *, replay: bool, notes: Counter[str]) -> None:
-    """Give a birth its verdict and, where it can be run alone, its script."""
-    born: BornCall | None = finding.born
+def judge_finding(finding: Finding, folder: Path | None, *, replay: bool, notes: Counter[str]) -> None:
+    """Give a finding its verdict and, if it can be replayed, its script."""
+    kept: KeptCall | None = finding.kept
     fact = finding.fact
-    if not isinstance(fact, Birth):
+    if not isinstance(fact, FirstNonfinite):
         return
     if fact.verdict == "unknown":
-        judged = _judge_kept(born) if replay else Judgement("unknown", "replay is off")
+        judged = _judge_kept(kept) if replay else Judgement("unknown", "replay is off")
         fact = msgspec.structs.replace(fact, verdict=judged.verdict, reason=judged.reason)
-    if born is not None:
-        born.birth = fact
-        if not born.lacking and folder is not None and replay:
+    if kept is not None:
+        kept.first = fact
+        if not kept.lacking and folder is not None and replay:
             try:
-                script = save_birth(born, folder)
+                script = save_script(kept, folder)
                 fact = msgspec.structs.replace(fact, script=str(script))
             except (CannotReplay, OSError) as error:
                 notes[f"{fact.call}: no replay script: {said(error)}"] += 1
-        born.birth = fact
+        kept.first = fact
     finding.fact = fact
 
 
-def _judge_kept(born: BornCall | None) -> Judgement:
-    if born is None:
+def _judge_kept(kept: KeptCall | None) -> Judgement:
+    if kept is None:
         return Judgement("unknown", "a collective cannot be run alone")
-    if born.lacking:
-        hint = f"; keep=[{born.replayed.name!r}] keeps a copy the next time" if "keep_bytes" not in born.lacking else ""
-        return Judgement("unknown", f"{born.lacking}, so it cannot be replayed{hint}")
-    return replay_verdict(born.replayed, born.inputs(), born.found(), gradients=born.gradients())
+    if kept.lacking:
+        hint = f"; keep=[{kept.replayed.name!r}] keeps a copy the next time" if "keep_bytes" not in kept.lacking else ""
+        return Judgement("unknown", f"{kept.lacking}, so it cannot be replayed{hint}")
+    return replay_verdict(kept.replayed, kept.inputs(), kept.found(), gradients=kept.gradients())

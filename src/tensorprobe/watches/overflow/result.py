@@ -1,4 +1,4 @@
-"""The answer as an object and on disk, and the answers of several ranks merged into one. Nothing here imports torch."""
+"""The result of a watch or a search, its files, and the merge of several ranks. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
-from tensorprobe.model.overflow import Arrival, Birth, OverflowReport
+from tensorprobe.model.overflow import Arrival, FirstNonfinite, OverflowReport
 from tensorprobe.ops import is_collective
 from tensorprobe.report.forms import Answer
 from tensorprobe.standard_json import decode, encode
@@ -27,45 +27,48 @@ class OverflowResult(Answer):
     summary: OverflowReport
 
     @property
-    def births(self) -> list[Birth]:
-        """The calls that made a NaN or inf out of finite inputs, in causal order."""
-        return self.summary.births
+    def first_nonfinite(self) -> list[FirstNonfinite]:
+        """The calls that made a NaN or inf from finite inputs, in causal order."""
+        return self.summary.first_nonfinite
+
+    births = first_nonfinite
+    """The old name of `first_nonfinite`."""
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """What was already not finite when it came in."""
+        """NaN and inf that no watched call made."""
         return self.summary.arrivals
 
     def __repr__(self) -> str:
-        return f"<overflow: {len(self.births)} births, {len(self.arrivals)} arrivals in {self.summary.calls:,} calls>"
+        return f"<overflow: {len(self.first_nonfinite)} findings, {len(self.arrivals)} arrivals in {self.summary.calls:,} calls>"
 
 
 def report_path(folder: Path, rank: int) -> Path:
-    """Where a watch has its findings."""
+    """Return the file with the findings of a rank."""
     return folder / f"overflow.rank{rank}.json"
 
 
 def ring_path(folder: Path, rank: int) -> Path:
-    """Where a watch has the last calls."""
+    """Return the file with the last calls of a rank."""
     return folder / f"ring.rank{rank}"
 
 
 def write_report(folder: Path, rank: int, report: OverflowReport) -> None:
-    """The whole report, or the one before it: never half of one."""
+    """Write the report atomically."""
     path = report_path(folder, rank)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(encode(report, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)
 
 
-def merge_findings(ranks: Iterable[Sequence[Finding]]) -> tuple[list[Birth], list[Arrival]]:
-    """The births and arrivals of all ranks in causal order."""
+def merge_findings(ranks: Iterable[Sequence[Finding]]) -> tuple[list[FirstNonfinite], list[Arrival]]:
+    """Return the findings and arrivals of all ranks in causal order."""
     return merge_facts([finding.written() for findings in ranks for finding in findings])
 
 
-def merge_facts(facts: Iterable[Birth | Arrival]) -> tuple[list[Birth], list[Arrival]]:
-    """The same of findings as they are written."""
-    kept: list[Birth | Arrival] = []
+def merge_facts(facts: Iterable[FirstNonfinite | Arrival]) -> tuple[list[FirstNonfinite], list[Arrival]]:
+    """Return findings and arrivals in causal order. A rank that only received one is added to its spread."""
+    kept: list[FirstNonfinite | Arrival] = []
     for fact in sorted(facts, key=_when):
         source = next((each for each in kept if _explains(each, fact)), None)
         if source is None:
@@ -78,34 +81,39 @@ def merge_facts(facts: Iterable[Birth | Arrival]) -> tuple[list[Birth], list[Arr
                 spread=[*source.spread, *reached][:SHOWN_SPREAD],
                 spread_count=source.spread_count + fact.spread_count + 1,
             )
-    births = [fact for fact in kept if isinstance(fact, Birth)]
-    numbered = [msgspec.structs.replace(birth, number=number) for number, birth in enumerate(births, 1)]
+    first_nonfinite = [fact for fact in kept if isinstance(fact, FirstNonfinite)]
+    numbered = [msgspec.structs.replace(first, number=number) for number, first in enumerate(first_nonfinite, 1)]
     return numbered, [fact for fact in kept if isinstance(fact, Arrival)]
 
 
-def _when(fact: Birth | Arrival) -> tuple[int, int, bool, int, int]:
+def _when(fact: FirstNonfinite | Arrival) -> tuple[int, int, bool, int, int]:
     return fact.step, fact.epoch, is_collective(fact.call), fact.index, fact.rank
 
 
-def _explains(earlier: Birth | Arrival, fact: Birth | Arrival) -> bool:
-    """Whether a finding of another rank is what this one received."""
+def _explains(earlier: FirstNonfinite | Arrival, fact: FirstNonfinite | Arrival) -> bool:
+    """Return whether this rank received the finding of another one."""
     if earlier.rank == fact.rank:
         return False
     if isinstance(fact, Arrival):
-        # Gradients and parameters pass between ranks in ways that nobody sees: DDP adds them up in C++.
+        # Gradients and parameters pass between ranks unseen: DDP sums them in C++.
         return fact.what == "from another rank" or fact.what.startswith(("gradient", "parameter"))
     return is_collective(fact.call) and not is_collective(earlier.call)
 
 
 def merge_watches(folder: Path) -> OverflowReport:
-    """What the watches of all ranks wrote into a folder. A rank that died has its last calls from the ring."""
+    """Merge what the watches of all ranks wrote into a folder. For a rank that died, add the last calls of its ring."""
     reports: list[OverflowReport] = []
     for path in sorted(folder.glob("overflow.rank*.json")):
         try:
-            reports.append(decode(path.read_bytes(), OverflowReport, what="an overflow report"))
+            text = path.read_bytes().replace(
+                b'\n "births": [', b'\n "first_nonfinite": ['
+            )  # as older versions wrote it
+            reports.append(decode(text, OverflowReport, what="an overflow report"))
         except (TensorprobeError, OSError) as error:
             raise RunDamaged(f"'{path}' cannot be read: {error}. Remove it to see the other ranks.") from None
-    births, arrivals = merge_facts([*(b for r in reports for b in r.births), *(a for r in reports for a in r.arrivals)])
+    first_nonfinite, arrivals = merge_facts(
+        [*(b for r in reports for b in r.first_nonfinite), *(a for r in reports for a in r.arrivals)]
+    )
     intended: Counter[str] = Counter()
     for report in reports:
         intended.update(report.intended)
@@ -117,8 +125,8 @@ def merge_watches(folder: Path) -> OverflowReport:
         source=str(folder),
         ranks=sorted(rank for report in reports for rank in report.ranks),
         calls=calls,
-        exit_code=1 if births or arrivals else 0 if calls or any(died.values()) else 2,
-        births=births,
+        exit_code=1 if first_nonfinite or arrivals else 0 if calls or any(died.values()) else 2,
+        first_nonfinite=first_nonfinite,
         arrivals=arrivals,
         near=[near for report in reports for near in report.near],
         intended=dict(intended.most_common()),

@@ -1,7 +1,7 @@
-"""The last calls of a rank, in a file that outlives the process: written through shared memory, one row for each call.
+"""The last calls of a rank, in a file that survives the process.
 
-A row is a fixed number of bytes in a mapped file: whatever the kernel has when the process dies is on disk. The names stand
-in a second file, each once. `read_ring` gives the calls back as lines, oldest first.
+Each call is a row of fixed size in a memory-mapped file, so a killed process loses nothing. Names are in a second file, each once.
+`read_ring` returns the calls as lines, oldest first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAGIC = b"tpring01"
 
 
 class RingFile:
-    """Rows of the last calls, in a file or, without a path, in memory. `put` is all that happens for a call."""
+    """Rows of the last calls, in a file or, without a path, in memory. `put` is called once for each call."""
 
     def __init__(self, path: Path | None, rows: int) -> None:
         self._rows = rows
@@ -35,7 +35,7 @@ class RingFile:
         self._sequence = 0
 
     def put(self, op: str, number: int, module: str, step: int, greatest: float, backward: bool) -> None:
-        """One call has ended."""
+        """Add a call that has ended."""
         self._sequence = sequence = self._sequence + 1
         numbers = self._numbers
         _ROW.pack_into(
@@ -51,17 +51,17 @@ class RingFile:
         )
 
     def lines(self) -> list[str]:
-        """What is in it now."""
+        """Return the calls as text, oldest first."""
         return _lines(bytes(self._map), list(self._numbers))
 
     def close(self) -> None:
-        """The files stay."""
+        """Close the files, and leave them on disk."""
         if self._texts is not None:
             self._map.close()
             self._texts.close()
 
     def _name(self, text: str) -> int:
-        """The number of a name. It is on disk before a row has the number."""
+        """Return the number of a name, which is on disk before any row uses it."""
         number = self._numbers[text] = len(self._numbers)
         if self._texts is not None:
             self._texts.write(text.replace("\n", " ") + "\n")
@@ -69,7 +69,7 @@ class RingFile:
 
 
 def read_ring(path: Path) -> list[str]:
-    """The last calls in the files that a process left behind; nothing where they are not there, or not whole."""
+    """Return the last calls from the files that a process left; an empty list if they are missing or damaged."""
     try:
         raw, names = path.read_bytes(), path.with_name(f"{path.name}.names").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

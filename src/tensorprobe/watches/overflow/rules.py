@@ -1,19 +1,21 @@
-"""Which infinities are meant: the rules by which a call that gives something not finite is judged. No tensors, no torch.
+"""The rules that decide whether a NaN or inf in the output of a call is intentional.
 
-In order, the first that fits decides. What is not finite in the inputs has an origin: *bad* (born earlier, or came in from
-outside), *intended*, or *doubtful*.
+They see `Facts`: counts and ranges of the tensors of a call. A watch makes facts from tensors in memory (`looker`), a search
+in a recorded run makes them from stored statistics. Nothing here imports torch.
+
+The first rule that fits decides. A NaN or inf among the inputs is *bad* (from an earlier finding), *intended* or *doubtful*.
 
 1.  allowed    the user's list names the op, the call or the module                            → intended
-2.  inherited  an input holds something bad                                                    → spread of that
-3.  doubtful   an input is doubtful and the output is NaN, +inf, or a single number            → the doubtful call gave birth
-4.  NaN        out of finite inputs, or out of intended infinities (0 · inf, inf - inf, a row masked everywhere) → birth
-5.  given      every infinity of the output was an argument: masked_fill, where, full, fill_, x[m] = -inf → intended
+2.  inherited  an input is bad                                                                 → spread of that finding
+3.  doubtful   an input is doubtful and the output is NaN, +inf or a single number             → finding: the doubtful call
+4.  NaN        from finite inputs or intended infinities (0 · inf, inf - inf, a fully masked row)  → finding
+5.  given      every inf of the output was an argument: masked_fill, where, full, fill_, x[m] = -inf → intended
 6.  passed on  the inputs hold intended infinities, and the output has none elsewhere          → intended
-7.  doubtful   only -inf, in a forward call, made by a logarithm, a cast, a sum or a product with a number: a mask that is being made.
-               It is a birth as soon as rule 3 finds that it did harm, and none if it never does.
-8.  numbers    the call has no tensor among its arguments, or a NaN as a number: data          → came in
-9.             anything else                                                                   → birth
-A tensor from outside that holds -inf and neither +inf nor NaN is a mask: intended. So is a single infinite number.
+7.  doubtful   only -inf, in forward, from a logarithm, a cast, a sum or a product with a number: perhaps a mask.
+               It becomes a finding when rule 3 applies to it, and counts as intended otherwise.
+8.  numbers    the call has no tensor argument, or a NaN among its numbers                     → arrival (data)
+9.             anything else                                                                   → finding
+An input from outside with -inf, without +inf and NaN, is a mask: intended. So is a single infinite number.
 Parameters and gradients are never masks.
 """
 
@@ -21,17 +23,76 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from tensorprobe.model.overflow import BadOutput, Extent
+from tensorprobe.numerics.summary import Moments, greatest_finite
 from tensorprobe.ops import Trait, has, plain_name
-from tensorprobe.watches.overflow.facts import Facts
+
+
+class Facts(NamedTuple):
+    """What the rules know of a tensor. `key` is equal for tensors that share memory, or content. `values` returns the tensor
+    if it is still available. `never_mask`: it is a parameter or a gradient."""
+
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    moments: Moments
+    key: Hashable
+    values: Callable[[], Any] | None = None
+    never_mask: bool = False
+
+    @property
+    def clean(self) -> bool:
+        return not (self.moments.nan or self.moments.inf)
+
+    @property
+    def signs(self) -> frozenset[float]:
+        """Return which infinities it holds: inf, -inf, both or none."""
+        return frozenset(end for end in (self.moments.max, self.moments.min) if math.isinf(end))
+
+    @property
+    def single(self) -> bool:
+        return math.prod(self.shape) == 1
+
+    def extent(self, producer: str | None = None) -> Extent:
+        """Return it as an input in the report."""
+        m = self.moments
+        ends = [abs(end) for end in (m.max, m.min) if math.isfinite(end)]
+        largest = max(ends, default=0.0)
+        return Extent(
+            slot=self.slot,
+            dtype=self.dtype,
+            shape=list(self.shape),
+            min=m.min,
+            max=m.max,
+            nan=m.nan,
+            inf=m.inf,
+            margin=greatest_finite(self.dtype) / largest if largest else math.inf,
+            producer=producer,
+        )
+
+    def as_output(self, count: int | None = None, first: list[list[int]] | None = None) -> BadOutput:
+        """Return it as an output in the report."""
+        m = self.moments
+        return BadOutput(
+            slot=self.slot,
+            dtype=self.dtype,
+            shape=list(self.shape),
+            nan=m.nan,
+            inf=m.inf,
+            count=m.nan + m.inf if count is None else count,
+            elements=math.prod(self.shape),
+            first=first or [],
+        )
+
 
 Standing = Literal["intended", "doubtful", "bad"]
 
 
 class Origin(NamedTuple):
-    """Where something not finite comes from. `source` is a finding of the ledger, for what is bad or doubtful."""
+    """Where a NaN or inf comes from. `source` is the finding of the ledger, if it is bad or doubtful."""
 
     standing: Standing
     source: Any = None
@@ -41,7 +102,7 @@ INTENDED = Origin("intended")
 
 
 class Seen(NamedTuple):
-    """A call that gave something not finite, as the rules see it."""
+    """A call that returned a NaN or inf, as the rules see it."""
 
     name: str
     op: str
@@ -53,24 +114,24 @@ class Seen(NamedTuple):
 
 
 def is_allowed(allow: Iterable[str], *names: str) -> bool:
-    """Whether the user's list fits an op, the name of a call or the path of a module; with globs."""
+    """Return whether a pattern (a glob) of the user's list matches one of the names: op, call, module."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in allow for name in names if name)
 
 
 def from_outside(facts: Facts) -> Origin | None:
-    """The origin of a tensor that no watched call has made: intended when it is a mask; None when it is not."""
+    """Return the origin of a tensor that no watched call made: intended if it is a mask, else None."""
     if facts.moments.nan or facts.never_mask:
         return None
     return INTENDED if facts.signs == {-math.inf} or facts.single else None
 
 
 def arguments(call: Seen) -> list[Any]:
-    """The trees of all arguments, by position and by keyword."""
+    """Return all arguments, positional ones first."""
     return [*(call.args or ()), *(call.kwargs or {}).values()]
 
 
 def given_numbers(tree: Any) -> Iterator[float]:
-    """Every plain number in a tree of arguments."""
+    """Yield every plain number in a tree of arguments."""
     if isinstance(tree, bool):
         return
     if isinstance(tree, (int, float)):
@@ -86,8 +147,8 @@ def given_numbers(tree: Any) -> Iterator[float]:
             yield from given_numbers(list(value.values()) if isinstance(value, dict) else value)
 
 
-def is_meant(call: Seen) -> bool:
-    """Rules 5 and 6: whether all infinities of the outputs were given, or passed on. There is no NaN, and nothing bad."""
+def is_intended(call: Seen) -> bool:
+    """Rules 5 and 6: return whether all infinities were arguments or passed on. The call has no NaN and no bad input."""
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
     given = {number for number in given_numbers(arguments(call)) if math.isinf(number)}
     given |= {sign for facts in call.inputs if facts.single for sign in facts.signs}
@@ -106,7 +167,7 @@ def is_meant(call: Seen) -> bool:
 
 
 def new_places(call: Seen) -> int | None:
-    """How many infinities of the output stand where no input has one; None when it cannot be told."""
+    """Return how many infinities of the output are where no input has one; None if that is unknown."""
     holders = [facts for facts in call.inputs if not facts.clean]
     if len(call.outputs) != 1 or call.outputs[0].values is None or any(facts.values is None for facts in holders):
         return None
@@ -124,14 +185,14 @@ def new_places(call: Seen) -> int | None:
 
 
 def made_of_numbers(call: Seen) -> bool:
-    """Whether a call only puts numbers of the program into a tensor, or was given a NaN: data that are so."""
+    """Rule 8: return whether the call only puts numbers of the program into a tensor, or has a NaN among its arguments."""
     if call.args is None and call.kwargs is None:
         return False
     return not _any_slot(arguments(call)) or any(map(math.isnan, given_numbers(arguments(call))))
 
 
 def _any_slot(tree: Any) -> bool:
-    """Whether there is a tensor among arguments."""
+    """Return whether there is a tensor among the arguments."""
     if isinstance(tree, list):
         return any(_any_slot(part) for part in tree)
     if isinstance(tree, dict):
@@ -140,12 +201,12 @@ def _any_slot(tree: Any) -> bool:
 
 
 def may_be_mask(call: Seen) -> bool:
-    """Rule 7."""
+    """Rule 7: return whether the call may be building a mask."""
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
     never = call.name.endswith("backward") or any(facts.never_mask for facts in call.outputs)
     return signs == {-math.inf} and has(call.op, Trait.MAKES_MASKS) and not never
 
 
 def does_harm(call: Seen) -> bool:
-    """Rule 3: whether what came of a doubtful infinity is more than that."""
+    """Rule 3: return whether a doubtful infinity has become a NaN, +inf or an infinite scalar."""
     return any(facts.moments.nan or math.inf in facts.signs or facts.single for facts in call.outputs)

@@ -1,8 +1,8 @@
-"""The overflow watch: `with tensorprobe.overflow(model, out=...) as watch:` around whatever is to be watched.
+"""The overflow watch: `with tensorprobe.overflow(model, out=...) as watch:` around the code to watch.
 
-In: a program at work. Out: findings in memory and, as they happen, in the folder: `overflow.rank{R}.json`, the ring of the last
-calls, a script for each birth. Errors in the settings are raised before anything begins. In the training nothing of ours is
-raised but TrainingStopped, when it was asked for.
+Findings are kept in memory and written to the folder as they happen: `overflow.rank{R}.json`, the ring of the last calls, a
+replay script for each finding. Wrong settings raise before anything starts. In the training only TrainingStopped is raised, and
+only on request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model import Coverage
-from tensorprobe.model.overflow import Arrival, Birth, NearLimit, OverflowReport
+from tensorprobe.model.overflow import Arrival, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.model.sink import CallRules
 from tensorprobe.taps.probe import Probe
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.version import VERSION
-from tensorprobe.watches.overflow.describing import Describer
-from tensorprobe.watches.overflow.keeping import BornCall
+from tensorprobe.watches.overflow.keeping import Describer, KeptCall
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.looker import OverflowLooker
 from tensorprobe.watches.overflow.registrar import Registrar
@@ -28,34 +27,35 @@ from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, 
 from tensorprobe.watches.overflow.ring import RingFile
 from tensorprobe.watches.overflow.settings import OverflowSettings
 
-MOST_BIRTHS = 100
+MOST_FINDINGS = 100
 
 
 class OverflowWatch:
-    """A watch. It may be asked for its findings at any time; `step` ends a step where no optimizer does."""
+    """Watches a program. Findings can be read at any time. Call `step` after each step if there is no optimizer."""
 
     def __init__(
         self,
         model: Any = None,
         *,
-        on_birth: Callable[[BornCall], None] | None = None,
+        on_first: Callable[[KeptCall], None] | None = None,
         stop_with: Callable[[], Exception] | None = None,
         rank: int | None = None,
         steps_by: str = "optimizer",
         rules: CallRules | None = None,
         **settings: Any,
     ) -> None:
+        on_first = settings.pop("on_birth", on_first)  # the old name
         chosen = OverflowSettings.of(**settings)
         self.out = None if chosen.out is None else Path(chosen.out)
         self.rank = find_rank() if rank is None else rank
-        self._stop_after, self._replay, self._on_birth = chosen.stop_after, chosen.replay, on_birth
+        self._stop_after, self._replay, self._on_first = chosen.stop_after, chosen.replay, on_first
         self._model, self._overwrite, self._ring_rows = model, chosen.overwrite, chosen.ring
         self._stop_with = stop_with
         self._notes: Counter[str] = Counter()
-        self._births = 0
+        self._found = 0
         self._ring: RingFile | None = None
         self._closed = False
-        self._ledger = Ledger(chosen.allow, most=MOST_BIRTHS)
+        self._ledger = Ledger(chosen.allow, most=MOST_FINDINGS)
         self._registrar = Registrar(
             self._ledger,
             rank=self.rank,
@@ -85,7 +85,7 @@ class OverflowWatch:
         )
 
     def start(self) -> OverflowWatch:
-        """Begin. RunExists when the folder holds the findings of another watch, SettingsError when a probe is running."""
+        """Start watching. Raises RunExists if the folder holds findings of another watch, SettingsError if a probe is running."""
         if self._probe.running:
             return self
         self._ring = RingFile(
@@ -102,18 +102,18 @@ class OverflowWatch:
         return self
 
     def stop(self) -> OverflowResult:
-        """End, and take away everything that was installed."""
+        """Stop watching, remove everything that was installed, and return the result."""
         if self._probe.running:
             self._probe.stop()
         return self.result
 
     def step(self) -> None:
-        """Say that a training step has ended."""
+        """End a training step."""
         self._probe.step()
 
     @property
     def numbers(self) -> dict[str, int]:
-        """After the end: the next number of each op."""
+        """The next number of each op, once the watch has stopped."""
         return self._probe.numbers
 
     def __enter__(self) -> OverflowWatch:
@@ -123,32 +123,35 @@ class OverflowWatch:
         self.stop()
 
     @property
-    def births(self) -> list[Birth]:
-        """Calls that gave birth to something not finite, in the order in which they did."""
-        return self._ledger.births
+    def first_nonfinite(self) -> list[FirstNonfinite]:
+        """The calls that made a NaN or inf from finite inputs, in execution order."""
+        return self._ledger.first_nonfinite
+
+    births = first_nonfinite
+    """The old name of `first_nonfinite`."""
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """What was not finite when it came in."""
+        """NaN and inf that no watched call made."""
         return self._ledger.arrivals
 
     @property
     def near(self) -> list[NearLimit]:
-        """Outputs near to the limit of their dtype, if that was asked for."""
+        """Outputs near the limit of their dtype, if `near` is set."""
         return list(self._ledger.near.values())
 
     @property
     def result(self) -> OverflowResult:
-        """The answer so far."""
+        """The result so far."""
         return OverflowResult(self._described())
 
     @property
     def report(self) -> str:
-        """The answer so far, as text."""
+        """The result so far, as text."""
         return str(self.result)
 
     def _described(self) -> OverflowReport:
-        births, arrivals = self.births, self.arrivals
+        first_nonfinite, arrivals = self.first_nonfinite, self.arrivals
         calls = 0 if self._ring is None else self._looker.calls
         notes = [f"{note} ({count} times)" if count > 1 else note for note, count in self._notes.items()]
         return OverflowReport(
@@ -157,8 +160,8 @@ class OverflowWatch:
             source="" if self.out is None else str(self.out),
             ranks=[self.rank],
             calls=calls,
-            exit_code=1 if births or arrivals else 0 if calls else 2,
-            births=births,
+            exit_code=1 if first_nonfinite or arrivals else 0 if calls else 2,
+            first_nonfinite=first_nonfinite,
             arrivals=arrivals,
             near=self.near,
             intended=dict(self._ledger.intended.most_common()),
@@ -170,50 +173,50 @@ class OverflowWatch:
         )
 
     def _write(self) -> None:
-        """Put the findings on disk as they are. A full disk must not end the training: it is said at the end."""
+        """Write the findings so far. A full disk does not stop the training; the report mentions it."""
         if self.out is None:
             return
         try:
             write_report(self.out, self.rank, self._described())
         except OSError as error:
-            self._notes[f"the findings could not be written: {error}"] += 1
+            self._notes[f"findings could not be written: {error}"] += 1
 
     def _settle(self, new: list[Finding]) -> None:
-        """Findings that are sure now: replay them, save them, tell whoever wants to know, and stop if that was asked for."""
+        """Replay and save new findings, call the callback, and stop the training if requested."""
         self._write()
         for finding in new:
-            if isinstance(finding.fact, Birth):
+            if isinstance(finding.fact, FirstNonfinite):
                 self._judge(finding)
         self._write()
-        self._births += sum(isinstance(finding.fact, Birth) for finding in new)
-        if self._stop_after is not None and self._births >= self._stop_after:
+        self._found += sum(isinstance(finding.fact, FirstNonfinite) for finding in new)
+        if self._stop_after is not None and self._found >= self._stop_after:
             self._looker.stop = self._stopped(new[-1].fact) if self._stop_with is None else self._stop_with()
 
-    def _stopped(self, last: Birth | Arrival) -> TrainingStopped:
-        births = "1 birth" if self._births == 1 else f"{self._births} births"
-        see = "" if self.out is None else f"\n  See them: tensorprobe overflow {self.out}"
+    def _stopped(self, last: FirstNonfinite | Arrival) -> TrainingStopped:
+        calls = "1 call that made a NaN or inf" if self._found == 1 else f"{self._found} calls that made a NaN or inf"
+        see = "" if self.out is None else f"\n  Show the report: tensorprobe overflow {self.out}"
         return TrainingStopped(
-            f"stopped after {births}, the last in {last.call}, step {last.step}, rank {last.rank}.{see}"
+            f"stopped after {calls}; the last is {last.call}, step {last.step}, rank {last.rank}.{see}"
         )
 
     def _judge(self, finding: Finding) -> None:
-        from tensorprobe.watches.overflow.replaying import judge_birth
+        from tensorprobe.watches.overflow.replaying import judge_finding
 
-        folder = None if self.out is None else self.out / "births" / f"rank{self.rank}"
-        judge_birth(finding, folder, replay=self._replay, notes=self._notes)
-        if self._on_birth is not None and finding.born is not None:
+        folder = None if self.out is None else self.out / "first_nonfinite" / f"rank{self.rank}"
+        judge_finding(finding, folder, replay=self._replay, notes=self._notes)
+        if self._on_first is not None and finding.kept is not None:
             try:
-                self._on_birth(finding.born)
+                self._on_first(finding.kept)
             except Exception as error:
-                self._notes[f"on_birth raised {type(error).__name__}: {error}"] += 1
-        if finding.born is not None:
-            self._registrar.keeper.let_go(finding.born)
-            finding.born = None
+                self._notes[f"on_first raised {type(error).__name__}: {error}"] += 1
+        if finding.kept is not None:
+            self._registrar.keeper.let_go(finding.kept)
+            finding.kept = None
 
     def _close(self, covered: Coverage) -> None:
         self._registrar.begin_step()
         if covered.failed:
-            self._notes[f"{covered.failed:,} calls could not be looked at. First: {covered.first_error}"] += 1
+            self._notes[f"{covered.failed:,} calls could not be checked. First error: {covered.first_error}"] += 1
         for spot, count in covered.blind_spots.items():
             self._notes[f"{spot} ({count})"] += 1
         self._notes.update(dict.fromkeys(covered.notes, 1))
@@ -224,11 +227,13 @@ class OverflowWatch:
 
 
 def _prepare(out: Path, rank: int, overwrite: bool) -> Path:
-    """Make the folder; where the ring goes. RunExists when it holds the findings of another watch."""
+    """Make the folder and return the path of the ring. Raises RunExists if it holds findings of another watch."""
     if report_path(out, rank).exists() and not overwrite:
-        raise RunExists(f"{str(out)!r} holds the findings of another watch. Take another folder, or overwrite=True.")
+        raise RunExists(
+            f"{str(out)!r} holds the findings of another watch. Choose another folder, or set overwrite=True."
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingsError(f"nothing can be written to out {str(out)!r}: {error.strerror}.") from None
+        raise SettingsError(f"cannot write to out={str(out)!r}: {error.strerror}.") from None
     return ring_path(out, rank)

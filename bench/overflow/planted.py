@@ -1,4 +1,4 @@
-"""All planted births by where they run, and a process's work on them, for bench.overflow."""
+"""All planted overflows by where they run, and a process's work on them, for bench.overflow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_cpu(work: Path) -> Iterator[Outcome]:
 def on_device(work: Path, names: tuple[str, ...] = tuple(ANYWHERE)) -> Iterator[Outcome]:
     """The same programs with all their tensors on the simulated device, which is enabled."""
     for name in names:
-        planted = dataclasses.replace(ANYWHERE[name], births=FLAGGED.get(name, ANYWHERE[name].births))
+        planted = dataclasses.replace(ANYWHERE[name], first_nonfinite=FLAGGED.get(name, ANYWHERE[name].first_nonfinite))
         torch.manual_seed(0)
         with torch.device("npu"):
             yield watch_planted(planted, work)
@@ -67,5 +67,5 @@ def outcomes_of(place: str) -> list[Outcome]:
 
         sim.enable("npu", torch_npu=True)
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory(prefix="births-") as work:
+    with tempfile.TemporaryDirectory(prefix="planted-") as work:
         return list(PLACES[place](Path(work)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.overflow.births import ANYWHERE, on_device
 from bench.overflow.case import Outcome, Planted, Watching, watch_planted
 from bench.overflow.forward import fp16_attention
+from bench.overflow.planted import ANYWHERE, on_device
 from bench.overflow.ranks import RANKS, run_ranks
 from bench.overflow.sim import SIM
 from bench.overflow.training import TRAINING

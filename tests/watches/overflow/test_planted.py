@@ -1,6 +1,6 @@
-"""Planted births are named exactly, and nothing else is: the table of bench.overflow on the CPU and with two ranks.
+"""Planted overflows are named exactly, and nothing else is: the table of bench.overflow on the CPU and with two ranks.
 
-The programs, each with what must be told of it, stand in `bench/overflow/`.
+The programs and their expected findings are in `bench/overflow/`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import warm
-from tests.watches.overflow.births import (
+from tests.watches.overflow.planted import (
     ANYWHERE,
     RANKS,
     Outcome,
@@ -26,7 +26,7 @@ from tests.watches.overflow.births import (
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_a_planted_birth_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_a_planted_overflow_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     assert_told(watch_planted(ANYWHERE[name], tmp_path))
 
@@ -37,24 +37,24 @@ def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return {outcome.name: outcome for outcome in run_ranks(tmp_path_factory.mktemp("ranks"), warm.Popen)}
 
 
-@pytest.mark.xdist_group("births on two ranks")
+@pytest.mark.xdist_group("overflows on two ranks")
 @pytest.mark.parametrize("name", RANKS)
-def test_a_birth_on_one_of_two_ranks_is_named_once(name: str, of_ranks: dict[str, Outcome]) -> None:
+def test_an_overflow_on_one_of_two_ranks_is_named_once(name: str, of_ranks: dict[str, Outcome]) -> None:
     assert_told(of_ranks[name])
 
 
 def test_the_table_is_large_enough_and_has_all_kinds() -> None:
     planted = [*ANYWHERE.values(), *RANKS.values()]
-    births = [birth for each in planted for birth in each.births]
-    assert len(births) >= 25
-    assert {birth.split()[1] for birth in births} == {"nan", "inf"}
+    first_nonfinite = [first for each in planted for first in each.first_nonfinite]
+    assert len(first_nonfinite) >= 25
+    assert {first.split()[1] for first in first_nonfinite} == {"nan", "inf"}
     assert any(each.arrivals for each in planted) and any(each.skipped for each in planted)
-    assert any(not each.births and not each.arrivals and not each.skipped for each in planted)
+    assert any(not each.first_nonfinite and not each.arrivals and not each.skipped for each in planted)
 
 
 def test_what_was_not_expected_or_not_told_is_counted(tmp_path: Path) -> None:
     """The table itself can fail."""
-    wrong = Planted("wrong", fp16_attention, births=("Torch.exp.0.forward inf",))
+    wrong = Planted("wrong", fp16_attention, first_nonfinite=("Torch.exp.0.forward inf",))
     outcome = watch_planted(wrong, tmp_path)
     assert not outcome.exact
     assert outcome.missed == ["Torch.exp.0.forward inf"]
