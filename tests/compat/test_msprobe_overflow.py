@@ -59,7 +59,7 @@ def test_overflows_are_dumped_and_end_the_training(
     assert run(["-f", "pytorch", "run_overflow_check", "-api_info", str(dump)]) == 0
     assert capsys.readouterr().out.startswith("Torch.log.0.forward: normal: ")
     assert run(["overflow_check", "-i", "dump/step0", "-o", "found"]) == 1
-    assert "FIRST NAN  in Torch.log.0.forward, step 0" in capsys.readouterr().out
+    assert "FIRST NAN in Torch.log.0.forward, step 0" in capsys.readouterr().out
     assert json.loads(Path("found/overflow.json").read_text())["first_nonfinite"][0]["call"] == "Torch.log.0.forward"
 
 
