@@ -1,9 +1,8 @@
-"""The reference's own chain: what the numbers would be had every call been done on the reference from the start.
+"""The reference chain: the numbers that the program would have if every call ran on the reference from the start.
 
-For each storage of the program there is a shadow: the same elements in a wide dtype on the CPU. A tensor's shadow is a view
-of it with the tensor's own sizes and strides, so views and writes through them need no care. Where the device's numbers
-come from nobody compared (random ops, other processes, data), or were changed by somebody unseen, the shadow is taken
-anew from the device.
+Each storage of the program has a shadow: the same elements in a wide dtype on the CPU. A tensor's shadow is a view of it with the
+tensor's sizes and strides, so views and writes through views just work. If numbers of the device come from a call that was not
+compared (random ops, other processes, data) or were changed unseen, the shadow is copied from the device again.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SWEEP_AT_LEAST = 256
 
 
 class Compared(NamedTuple):
-    """The relative error against the chain: of the worst output, and of the worst input before the call."""
+    """The relative errors against the chain of the worst output, and of the worst input before the call."""
 
     accumulated: float
     inherited: float
@@ -38,7 +37,7 @@ class _Shadow:
         self.dtype, self.wide, self.error = tensor.dtype, wide, error
         self.version = _version(tensor)
         self.late = 0
-        """1 when a call has written to it: torch counts that after the call was seen."""
+        """1 if a call has just written to it: torch increases the version only after the call."""
 
 
 class _Lifted(NamedTuple):
@@ -47,7 +46,7 @@ class _Lifted(NamedTuple):
 
 
 class Chain:
-    """The shadows of a process. Asked in the order of execution."""
+    """The shadows of a process. Calls must come in execution order."""
 
     def __init__(self) -> None:
         self._shadows: dict[int, _Shadow] = {}
@@ -55,7 +54,7 @@ class Chain:
         self.followed = self.reseeded = 0
 
     def lift(self, plan: OpPlan, given: Arguments) -> _Lifted:
-        """The arguments of a call as the chain has them, and how far off the device's are."""
+        """Return the arguments of a call from the chain, and the error of the device's arguments."""
         errors = [0.0]
 
         def take(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,7 +68,7 @@ class Chain:
         return _Lifted(lifted, max(errors))
 
     def follow(self, case: Case, lifted: _Lifted) -> Compared | None:
-        """Do the call on the chain, keep what comes out, and compare the device with it."""
+        """Run the call on the chain, keep its results, and compare the device with them."""
         plan = case.plan
         try:
             outputs = run(case.func, plan, lifted.arguments)
@@ -89,17 +88,17 @@ class Chain:
         return worst
 
     def pass_by(self, plan: OpPlan, given: Arguments) -> None:
-        """A call that is not followed: what it writes to is taken anew when it is met."""
+        """Skip a call: forget the tensors that it writes."""
         for at in plan.written:
             self.forget(tensor for _, tensor in Arguments([given[at]], {}).tensors() if tensor.layout is torch.strided)
 
     def forget(self, tensors: Any) -> None:
-        """Take these anew when they are met."""
+        """Forget these tensors: their shadows are copied from the device at the next use."""
         for tensor in tensors:
             self._shadows.pop(_key(tensor), None)
 
     def look_again(self, tensor: torch.Tensor) -> None:
-        """The numbers of a tensor were replaced: how far off are they now?"""
+        """Measure the error of a tensor again after its numbers were replaced."""
         shadow = self._shadows.get(_key(tensor))
         if shadow is not None:
             shadow.error = _error(_view(shadow, tensor), tensor)
@@ -121,10 +120,10 @@ class Chain:
         key = _key(result)
         known = self._shadows.get(key)
         if known is not None and not known.alive.expired() and known.dtype is result.dtype:
-            # What the call was given and has changed, or gave back as it was: the shadow was written with it.
+            # An argument that the call changed or returned: running the call on the chain has updated its shadow.
             known.version, known.late, known.error = _version(result), int(bool(plan.written)), error
             return
-        wide = wide.to(_WIDER[result.dtype])  # `torch.ones(3)` says no dtype that could have been widened
+        wide = wide.to(_WIDER[result.dtype])  # `torch.ones(3)` has no dtype argument to widen
         elements = result.untyped_storage().nbytes() // result.itemsize
         if elements == wide.numel() and result.is_contiguous() and wide.is_contiguous():
             flat = wide.reshape(-1)
@@ -135,7 +134,7 @@ class Chain:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Let go of the shadows of storages that are gone."""
+        """Drop the shadows of storages that no longer exist."""
         if len(self._shadows) >= self._sweep_at:
             self._shadows = {key: one for key, one in self._shadows.items() if not one.alive.expired()}
             self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._shadows))

@@ -1,4 +1,4 @@
-"""Does each ATen call a second time on the reference and judges it at once: what a probe asks before and after every call."""
+"""Runs each ATen call a second time on the reference and judges it. A probe calls it before and after every call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tensorprobe.watches.online.verdict import Case, Judged, decide
 from tensorprobe.watches.online.workers import Workers
 
 Found = Callable[[Case, Event, int, int, list[Judged], "Compared | None"], None]
-"""Told of every compared call: the case, where it was, its order, the rows, and what the chain says of it."""
+"""Called for every compared call with the case, its event, step and order, the rows, and the errors against the chain."""
 
 
 class _Open(NamedTuple):
@@ -48,7 +48,7 @@ class _Open(NamedTuple):
 
 
 class Checker:
-    """The second execution. `found` gets the rows of each call; it may raise TrainingStopped when there are no workers."""
+    """The second execution. `found` receives the rows of each call. Without workers, it may raise TrainingStopped."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Checker:
         self.ops: dict[str, OpCount] = {}
         self.first_error: str | None = None
         self.stop: TrainingStopped | None = None
-        """Raised before the next call, in the thread of the training, once: what saves its state then may do so."""
+        """Raised once, before the next call of the training thread. Code that saves a checkpoint then works as usual."""
 
     def begin(self, func: Any, args: Any, kwargs: Any, numbers: AtenNumbers) -> _Open | None:
-        """Lift the inputs of a call that is to be compared."""
+        """Lift the inputs of a call, if it is to be compared."""
         if self.stop is not None:
             stop, self.stop = self.stop, None
             raise stop
@@ -120,7 +120,7 @@ class Checker:
         return _Open(func, plan, event, numbers.step, given, lifted, order, precision, chained)
 
     def _choose(self, plan: OpPlan, given: Arguments, numbers: AtenNumbers) -> Event | None:
-        """Where a call is that is to be compared; others are counted. Of the calls asked for every n-th, not the reverse."""
+        """Return the event of a call to compare; count the others. Filters apply first, then every n-th call is taken."""
         sampler = self._sampler
         if not sampler.takes_all and not self._narrow and not sampler.wants(plan, given.args, given.kwargs):
             numbers.count(plan.name)
@@ -135,11 +135,11 @@ class Checker:
         return event
 
     def precision_of(self, given: Arguments) -> str:
-        """In which precision the reference does a call: the one asked for, whatever the call is given."""
+        """Return the precision of the reference for a call."""
         return self._precision
 
     def end(self, opened: _Open, result: Any) -> Any:
-        """Compare what came out."""
+        """Compare the result of a call."""
         try:
             self._hand_over(opened, result)
         except TrainingStopped:
@@ -166,7 +166,7 @@ class Checker:
         case = case._replace(templates=given.templates(), results=copies)
         opened = opened._replace(given=case.templates)
         nbytes = lifted.nbytes + sum(tensor.nbytes for tensor in copies.values())
-        with_grad = torch.is_grad_enabled()  # kernels may ask, as that of an LSTM does
+        with_grad = torch.is_grad_enabled()  # some kernels ask for it, e.g. the LSTM's
 
         def judge() -> None:
             with torch.set_grad_enabled(with_grad):
@@ -175,7 +175,7 @@ class Checker:
         self._workers.put(judge, nbytes)
 
     def raised(self, opened: _Open, error: BaseException) -> None:
-        """A call that raised has no result: it is taken back."""
+        """Withdraw a call that raised."""
         self._take_back(opened, CannotLift(f"raised {type(error).__name__}"))
 
     def _judge(self, case: Case, opened: _Open) -> None:
@@ -205,7 +205,7 @@ class Checker:
             self._mend(case, failing)
 
     def _mend(self, case: Case, failing: list[Judged]) -> None:
-        """Put the reference's numbers in the place of the device's."""
+        """Replace the device's numbers by the reference's."""
         for row in failing:
             if row.wide is not None:
                 target = case.results[row.slot]
@@ -215,7 +215,7 @@ class Checker:
                     self._chain.look_again(target)
 
     def _take_back(self, opened: _Open, error: Exception) -> None:
-        """A call turns out not to be compared: there is no reference for it, or the tool fails on it."""
+        """Withdraw a call that cannot be compared: it has no reference, or the tool failed on it."""
         with self._lock:
             self.compared -= 1
         if isinstance(error, (CannotLift, NoReference)):
@@ -237,7 +237,7 @@ class Checker:
 
 
 def _device_of(outputs: Outputs, given: Arguments) -> str:
-    """The device that a call is of: the first that is not the CPU."""
+    """Return the device of a call: the first one that is not the CPU."""
     for tensor in outputs.values():
         if not tensor.is_cpu:
             return str(tensor.device)

@@ -1,4 +1,4 @@
-"""What an online compare finds, kept and written down as it is found: the sink that a probe hands its calls to."""
+"""The sink of an online compare: keeps the failing calls, and writes each to disk with a replay script as it is found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("tensorprobe")
 
 
 class Findings(SecondSink):
-    """The rows that failed, and where."""
+    """The failing rows, and where they happened."""
 
     def __init__(
         self,
@@ -60,32 +60,32 @@ class Findings(SecondSink):
         self._stopped = False
 
     def ask(self, checker: Checker) -> None:
-        """Have calls checked by this one, which tells what it finds."""
+        """Set the checker of the calls."""
         self._checker = checker
 
     def begin(self, func: Any, args: Any, kwargs: Any, numbers: AtenNumbers) -> Any:
-        """Have the checker look at the inputs."""
+        """Hand the inputs of a call to the checker."""
         return None if self._checker is None else self._checker.begin(func, args, kwargs, numbers)
 
     def end(self, opened: Any, result: Any) -> Any:
-        """Have the checker look at the result."""
+        """Hand the result of a call to the checker."""
         return result if self._checker is None else self._checker.end(opened, result)
 
     def raised(self, opened: Any, error: BaseException) -> None:
-        """Have the checker take the call back."""
+        """Withdraw a call that raised."""
         if self._checker is not None:
             self._checker.raised(opened, error)
 
     def begin_step(self, step: int) -> None:
-        """A step begins, and with it the numbers of stacks."""
+        """Start a step. Stacks are numbered from 0 again."""
         self._step = step
         if len(self._stacks) > _MOST_STACKS:
-            self._workers.settle()  # nobody refers to them any more
+            self._workers.settle()  # now nothing refers to them
             self._stacks.clear()
 
     @property
     def result(self) -> OnlineResult:
-        """What is known by now."""
+        """The result so far."""
         checker = self._checker
         assert checker is not None
         skipped: dict[str, dict[str, int]] = {}
@@ -115,16 +115,16 @@ class Findings(SecondSink):
         )
 
     def stack(self, number: int, frames: Frames) -> None:
-        """Keep a stack, for the calls that refer to it."""
+        """Keep a stack for the calls that refer to it."""
         lines = [f'File "{file}", line {line}, in {function}' for file, line, function in frames]
         self._stacks[self._step, number] = lines
 
     def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> None:
-        """All calls have been made: judge the rest, and write the result."""
+        """Judge the remaining calls and write the result."""
         self._workers.close()
         self._blind_spots = dict(coverage.blind_spots)
         if coverage.failed and self._checker is not None:
-            spot = "calls of the API that the tool failed on: what was made in them has no name"
+            spot = "API calls that could not be recorded; the ATen calls inside them are not named after them"
             self._blind_spots[spot] = coverage.failed
             self._checker.first_error = self._checker.first_error or coverage.first_error
         if self.folder is not None:
@@ -149,7 +149,7 @@ class Findings(SecondSink):
         if self._stop_after is not None and number >= self._stop_after:
             self._stopped = True
             raise TrainingStopped(
-                f"{number} of the compared calls failed, which is where to stop. First: {failure_line(self._rows[0])}"
+                f"stopped after {number} failing calls (stop_after). First: {failure_line(self._rows[0])}"
             )
 
     def _save(self, case: Case, event: Event, step: int, rows: list[Judged], failing: list[Judged]) -> str:
@@ -164,7 +164,7 @@ class Findings(SecondSink):
         title = f"{event.name}, {first.slot}: {first.opinion.judged_by} {first.opinion.measured:.3g}"
         try:
             save(case, rows, folder, title)
-        except Exception as error:  # a full disk must not cost the finding as well
+        except Exception as error:  # a full disk must not lose the finding too
             self._remember(f"{folder} could not be written: {type(error).__name__}: {error}")
             return ""
         return str(folder)
@@ -178,7 +178,7 @@ class Findings(SecondSink):
             self._remember(f"{self.folder / name} could not be written: {error}")
 
     def _remember(self, failure: str) -> None:
-        """Told once, as a warning at the end."""
+        """Keep the first failure for a warning at the end."""
         self.failure = self.failure or failure
 
     def _note(self, row: OnlineRow, number: int) -> None:
@@ -190,11 +190,11 @@ class Findings(SecondSink):
         self.say(row, number)
 
     def say(self, row: OnlineRow, number: int) -> None:
-        """Tell of a row of the failing call of that number, at once."""
+        """Log a row of a failing call; `number` counts the failing calls."""
         if number <= _MOST_LINES:
             _log.warning("%s", failure_line(row))
             if number == _MOST_LINES:
-                _log.warning("more failures are not shown one by one")
+                _log.warning("further failures are not logged; see the report")
 
     def _note_chain(
         self, case: Case, event: Event, step: int, order: int, rows: list[Judged], chained: Compared
@@ -204,7 +204,7 @@ class Findings(SecondSink):
             if len(self._diverged) == _MOST_DIVERGED and grown <= self._diverged[0][0]:
                 return
             judged = next((row for row in rows if row.slot == chained.slot), None)
-            if judged is None or not grown > 0:  # nor when it is not a number
+            if judged is None or not grown > 0:  # it may be NaN
                 return
             entry = (grown, -order, self._row(case, event, step, order, judged, chained, ""))
             push = heapq.heappushpop if len(self._diverged) == _MOST_DIVERGED else heapq.heappush
@@ -246,18 +246,18 @@ def _json(value: OnlineRow | OnlineResult) -> bytes:
 
 
 def make_folder(folder: Path, overwrite: bool) -> Path:
-    """The folder for the results of one process; RunExists when it holds something already."""
+    """Make the folder for the results of one process. Raises RunExists if it holds something."""
     if folder.exists() and any(folder.iterdir()):
         if not overwrite:
-            raise RunExists(f"'{folder}' holds results already. Choose another folder, or pass overwrite=True.")
+            raise RunExists(f"'{folder}' already holds results. Choose another folder, or set overwrite=True.")
         if not (folder / "failures.jsonl").exists():
-            raise RunExists(f"'{folder}' holds files that are not of an online compare; it is not replaced.")
+            raise RunExists(f"'{folder}' holds other files than those of an online compare, so it is not replaced.")
         shutil.rmtree(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "failures.jsonl").touch()
     except OSError as error:
-        raise SettingsError(f"nothing can be written to out '{folder}': {error.strerror}.") from None
+        raise SettingsError(f"cannot write to out='{folder}': {error.strerror}.") from None
     return folder
 
 

@@ -1,9 +1,9 @@
-"""The arguments of a call on the CPU, in the precision of the reference; and what the schema of its op says about running it twice.
+"""Moves the arguments of a call to the CPU, in the precision of the reference, and decides from its schema whether to run it twice.
 
-There is no list of difficult ops. An op is skipped only for what its schema says: it returns no new numbers (a view), draws
-random ones, returns uninitialised memory, needs other processes, or belongs to a library whose ops may do more than compute.
-Only numbers are moved: other arguments stay as they are, but devices become the CPU and dtypes the wider ones. An argument
-that the call changes is copied, and so is everything that is looked at later.
+There is no list of difficult ops. The schema alone says why an op is skipped: it is a view, draws random numbers, returns
+uninitialised memory, needs other processes, or belongs to a library whose ops may do more than compute. Tensors are moved, devices
+become the CPU, dtypes the wider ones; other arguments stay as they are. Arguments that the call changes, or that are needed later,
+are copied.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from tensorprobe.ops import Trait, has
 from tensorprobe.replay import arguments as replay_arguments
 
-VIEW, RANDOM, MEMORY = "view", "random", "memory as it is found"
+VIEW, RANDOM, MEMORY = "view", "random", "uninitialised memory"
 COLLECTIVE, QUESTION, STORAGE = (
     "collective: needs the other processes",
-    "gives no tensor",
+    "returns no tensor",
     "changes storage, not numbers",
 )
 _NUMBERS = frozenset(("number", "Scalar", "int", "float", "bool", "complex"))
 NO_OP = ""
-"""For what is not counted as an op at all."""
+"""Of ops that are not counted at all."""
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 _STATISTICS = frozenset(("running_mean", "running_var"))
 
 At = int | str
-"""An argument: its position, or its name when it is given by name only."""
+"""An argument: its position, or its name if it is keyword-only."""
 
 
 class OpPlan(NamedTuple):
-    """`skip` is why it is not compared. `written` are the arguments it changes, `received` those of them it only writes to."""
+    """`skip` says why the op is not compared. `written`: arguments it changes. `received`: those it writes without reading."""
 
     name: str
     base: str
@@ -42,16 +42,16 @@ class OpPlan(NamedTuple):
     received: frozenset[At] = frozenset()
     gives_nothing: bool = False
     reads: bool = False
-    """Whether it only reads a number out of tensors, as `item` does."""
+    """Whether it returns a number from a tensor, as `item` does."""
     dropout: At | None = None
-    """The probability without which an op that its schema calls random is not."""
+    """The dropout probability. If it is 0, the op is not random, although its schema says so."""
 
 
 def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
-    """The plan for an op as a dispatch mode meets it."""
+    """Return the plan of an op from a dispatch mode."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return OpPlan(str(func), str(func), "higher-order op: what it calls is compared, if it is seen")
+        return OpPlan(str(func), str(func), "higher-order op: the ops it calls are compared instead")
     namespace, _, base = schema.name.rpartition("::")
     name = "Aten." + str(func).removeprefix("aten.")
     written, received = set[At](), set[At]()
@@ -63,7 +63,7 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
             if argument.is_out:
                 received.add(at)
         elif argument.name in _STATISTICS and "batch_norm" in base and "backward" not in base:
-            written.add(at)  # old schemas do not say so
+            written.add(at)  # missing in old schemas
         elif namespace in _COLLECTIVES and "Tensor" in str(argument.type):
             written.add(at)
         elif argument.name == "dropout_p" and torch.Tag.nondeterministic_seeded in func.tags:
@@ -91,21 +91,21 @@ def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) 
     if namespace in _COLLECTIVES:
         return COLLECTIVE
     if namespace not in ("aten", "prims") and namespace not in libraries:
-        return f"op of the library {namespace}: done twice it may do harm; name the library to have it compared"
+        return f"op of the library {namespace}: it may have side effects; compare it with libraries=[{namespace!r}]"
     return None
 
 
 CPU = torch.device("cpu")
 PRECISIONS = {**replay_arguments.PRECISIONS, "rounded": replay_arguments.PRECISIONS["double"]}
-"""Name → dtype → the dtype of the reference; those not named stay. `rounded` goes back to the dtype of the call in the end."""
+"""Name → dtype → dtype of the reference; others stay. `rounded` is rounded to the dtype of the call in the end."""
 
 
 class CannotLift(Exception):
-    """A tensor that has no plain numbers to give to the reference."""
+    """A tensor has no plain numbers for the reference."""
 
 
 class Was:
-    """Stands for a tensor of the call once that is let go of: all that is left of it is its dtype."""
+    """Stands for a tensor of the call that is no longer held; only its dtype is kept."""
 
     __slots__ = ("dtype",)
 
@@ -114,7 +114,7 @@ class Was:
 
 
 class Arguments:
-    """Arguments of a call, in order; `written` ones come as copies that the call may change."""
+    """The arguments of a call, in order."""
 
     __slots__ = ("args", "kwargs")
 
@@ -127,7 +127,7 @@ class Arguments:
         return self.kwargs.get(at)
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Every tensor, with the name of its slot."""
+        """Return every tensor with the name of its slot."""
         found: list[tuple[str, torch.Tensor]] = []
         for at, value in enumerate(self.args):
             _collect(value, "input.", at, found)
@@ -136,16 +136,16 @@ class Arguments:
         return found
 
     def templates(self) -> Arguments:
-        """The same without the tensors: what is needed to go back to their dtypes."""
+        """Return the arguments with `Was` in place of tensors, for `lower`."""
         return Arguments([_map(value, Was) for value in self.args], {k: _map(v, Was) for k, v in self.kwargs.items()})
 
     @property
     def nbytes(self) -> int:
-        """How much memory the tensors take."""
+        """The memory of the tensors."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def replaced(self, tensors: Iterator[torch.Tensor]) -> Arguments:
-        """The same with other tensors, in the order of `tensors()`."""
+        """Return the arguments with other tensors, in the order of `tensors()`."""
         return Arguments(
             [_map(value, lambda _: next(tensors)) for value in self.args],
             {k: _map(v, lambda _: next(tensors)) for k, v in self.kwargs.items()},
@@ -153,13 +153,14 @@ class Arguments:
 
 
 def lift(plan: OpPlan, given: Arguments, precision: str, *, copies: bool, fresh: Any = None) -> Arguments:
-    """The arguments for the reference. With `copies` they share no memory with the call's. `fresh` lifts tensors instead."""
+    """Return the arguments for the reference. With `copies` they share no memory with the call's. `fresh` replaces the
+    function that lifts a tensor."""
     wider = PRECISIONS[precision]
     written = Arguments([given[at] for at in plan.written], {})
     changed = {_memory(tensor) for _, tensor in written.tensors()} if plan.written else ()
 
     def fresh_copy(tensor: torch.Tensor) -> torch.Tensor:
-        # In `x.add_(x)` what is read is what is written: the call would have changed it before the reference reads it.
+        # In `x.add_(x)` the call would change the input before the reference reads it.
         return lift_tensor(tensor, wider, copies or (bool(changed) and _memory(tensor) in changed))
 
     take = fresh or fresh_copy
@@ -177,7 +178,7 @@ def lift(plan: OpPlan, given: Arguments, precision: str, *, copies: bool, fresh:
 
 
 def kept(plan: OpPlan, lifted: Arguments) -> Arguments:
-    """Lifted arguments for one run of the op: those it changes are copies, so that there can be another run."""
+    """Return lifted arguments for one run of the op. Those that it changes are copied, so that it can run again."""
     changed = plan.written - plan.received
     if not changed:
         return lifted
@@ -191,7 +192,7 @@ def kept(plan: OpPlan, lifted: Arguments) -> Arguments:
 
 
 def lower(templates: Arguments, lifted: Arguments) -> Arguments:
-    """Lifted arguments in the dtypes that the call had them in."""
+    """Return lifted arguments in the dtypes of the call."""
 
     def one(template: Any, value: Any) -> Any:
         if isinstance(template, (Was, torch.Tensor)):
@@ -207,7 +208,7 @@ def lower(templates: Arguments, lifted: Arguments) -> Arguments:
 
 
 def demand_numbers(tensor: torch.Tensor) -> None:
-    """CannotLift with the reason when a tensor is not a plain block of numbers."""
+    """Raise CannotLift if a tensor is not a plain block of numbers."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise CannotLift("nested tensor" if tensor.is_nested else f"{str(tensor.layout).removeprefix('torch.')} tensor")
     if tensor.is_meta:
@@ -217,7 +218,7 @@ def demand_numbers(tensor: torch.Tensor) -> None:
 
 
 def lift_tensor(tensor: torch.Tensor, wider: dict[torch.dtype, torch.dtype], copy: bool) -> torch.Tensor:
-    """The numbers of a tensor on the CPU."""
+    """Return the numbers of a tensor on the CPU."""
     demand_numbers(tensor)
     dtype = wider.get(tensor.dtype, tensor.dtype)
     if tensor.is_cpu and dtype is tensor.dtype:
@@ -229,7 +230,7 @@ _HALF_TO_FLOAT = frozenset(("_softmax", "_log_softmax", "_safe_softmax"))
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tensors have in common that share memory; 0 for those that have none of their own."""
+    """Return a key that is equal for tensors that share memory; 0 if it is not strided."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
@@ -245,7 +246,7 @@ def _lift(value: Any, wider: dict[torch.dtype, torch.dtype], take: Any) -> Any:
 
 
 def _map(value: Any, change: Any) -> Any:
-    """The same with every tensor, or what stands for one, changed."""
+    """Apply `change` to every tensor or `Was` in a value."""
     if isinstance(value, (torch.Tensor, Was)):
         return change(value)
     return [_map(each, change) for each in value] if type(value) in (list, tuple) else value

@@ -1,4 +1,4 @@
-"""Which calls are compared, and by which measure: sampling, and the rules of a policy."""
+"""Which calls are compared, and how they are judged: sampling, and the rules of a policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorprobe.watches.online.lifting import OpPlan
 
 
 class Sampler:
-    """Asked once for each call that could be compared."""
+    """Decides which calls are compared."""
 
     def __init__(self, every: int = 1, once_per_kind: bool = False) -> None:
         self._every = every
@@ -24,7 +24,7 @@ class Sampler:
         self.takes_all = every == 1 and not once_per_kind
 
     def wants(self, plan: OpPlan, args: Any, kwargs: Any) -> bool:
-        """Whether this call is one of those to be compared. Of each op the first one is."""
+        """Return whether to compare this call. Call it once for each call. The first call of each op is always compared."""
         if self._once_per_kind:
             kind = (plan.name, *map(_kind, args), *((name, _kind(value)) for name, value in kwargs.items()))
             if kind in self._kinds:
@@ -38,7 +38,7 @@ class Sampler:
 
 
 def _kind(value: Any) -> Any:
-    """What of an argument makes a kernel take another way: all but the numbers in tensors."""
+    """Return what may make a kernel take another path: everything of an argument but the numbers in tensors."""
     if isinstance(value, torch.Tensor):
         layout = value.stride() if value.layout is torch.strided else value.layout
         return (value.dtype, value.shape, layout, value.device.type)
@@ -51,14 +51,14 @@ NOISE_AWARE = "noise-aware"
 
 
 class Measure(NamedTuple):
-    """What is asked of one slot. Without a standard the rule alone decides, from the figures against the reference."""
+    """How one slot is judged. Without a standard, the rule alone decides from the figures against the reference."""
 
     standard: Standard | None
     rule: Rule
 
 
 class Measures:
-    """The measure for each slot, by a policy of compare, a standard of precheck, or a file with rules."""
+    """The measure of each slot, from a policy of compare, a standard of precheck, or a file with rules."""
 
     def __init__(self, policy: str | os.PathLike[str] | Policy) -> None:
         policy = policy if isinstance(policy, Policy) else str(policy)
@@ -72,15 +72,15 @@ class Measures:
         else:
             known = [*dict.fromkeys([*STANDARDS, *POLICIES])]
             raise SettingsError(
-                f"no policy is called {policy!r}.{did_you_mean(policy, known)}\n"
-                f"  There are {', '.join(known)}, or the path of a .toml file with rules."
+                f"unknown policy {policy!r}.{did_you_mean(policy, known)}\n"
+                f"  Choose {', '.join(known)}, or the path of a .toml file with rules."
             )
         self.name = policy if isinstance(policy, str) else policy.name
         first = self._policy.rules[:1]
         self._only = self._measure(first[0]) if first and first[0].fits_all else None
 
     def of(self, call: str, op: str, slot: str, dtype: torch.dtype, module: str) -> Measure:
-        """The measure for a slot of a call."""
+        """Return the measure of a slot of a call."""
         if self._only is not None:
             return self._only
         about = (call, op, slot, str(dtype).removeprefix("torch."), module)

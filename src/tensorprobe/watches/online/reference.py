@@ -1,11 +1,11 @@
 """Runs an op again on the CPU: below autograd, without autocast, unseen by modes.
 
-In: arguments as `lifting` makes them. Out: the tensors that the op returns and those it has changed, by slot. Where the CPU has no
-kernel for the op, torch's own decomposition is used, or one of the recurrent cells below, which accelerators compute in one op.
-Where it has none in the wider dtype, NoReference says so.
+Takes arguments from `lifting` and returns the op's outputs and changed arguments by slot. If the CPU has no kernel for the op,
+torch's decomposition is used, or one of the recurrent cells below, which accelerators compute in one op. If it has none in the
+wider dtype, NoReference is raised.
 
-Gates of a cell stand in torch's order: input, forget, candidate, output of an LSTM; reset, update, candidate of a GRU. What a cell
-keeps for its backward (`kept`) comes from the device's forward, so a backward is judged by itself.
+The gates of a cell are in torch's order: input, forget, candidate, output (LSTM); reset, update, candidate (GRU). What a cell keeps
+for its backward (`kept`) comes from the device's forward, so the backward is judged alone.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ NO_KERNEL = "no kernel on the CPU"
 
 
 class NoReference(Exception):
-    """The CPU cannot do this op with these arguments."""
+    """The CPU cannot run this op with these arguments."""
 
 
 def run(func: Any, plan: OpPlan, given: Arguments) -> Outputs:
-    """What the CPU makes of it; NoReference with the reason when it refuses."""
+    """Return the outputs of the op on the CPU. Raises NoReference with the reason if it fails."""
     with torch_names.no_overrides(), torch_names.below_autograd(), torch_names.no_autocast():
         try:
             result = func(*given.args, **given.kwargs)
@@ -126,7 +126,7 @@ def run(func: Any, plan: OpPlan, given: Arguments) -> Outputs:
 
 
 def outputs_of(plan: OpPlan, given: Arguments, result: Any) -> Outputs:
-    """The tensors of a result by slot, then the changed arguments that are not among them."""
+    """Return the tensors of a result by slot, and the changed arguments that are not among them."""
     found: Outputs = {}
     if isinstance(result, torch.Tensor):
         found["output.0"] = result
@@ -153,5 +153,5 @@ def _decomposed(func: Any, plan: OpPlan, given: Arguments, error: NotImplemented
         raise NoReference(NO_KERNEL) from error
     try:
         return way(*given.args, **given.kwargs)
-    except Exception as problem:  # whatever a decomposition raises, it is no reference
+    except Exception as problem:  # a decomposition may raise anything
         raise NoReference(f"{NO_KERNEL}, and its decomposition raised {said(problem)}") from None

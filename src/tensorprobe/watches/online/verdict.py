@@ -1,7 +1,8 @@
-"""The verdict on one call: its results against those of the reference, looked at once, and weighed where that is not enough.
+"""The verdict on one call: its results against those of the reference.
 
-First a wide reference and one pass over the numbers. What is not right beyond doubt is done on the CPU in its own dtype too,
-and, before it is called wrong, a few times more with inputs that differ in their last bit.
+One pass against a wide reference settles most results: they are clearly right (`is_right`, with the limits that the noise-aware
+standard has if the CPU makes no error at all). For the others, the call also runs on the CPU in its own dtype. Before it is called
+wrong, it runs a few more times with inputs that differ in their last bit.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _FALLBACK = {
 
 
 class Case(NamedTuple):
-    """A call and what the device made of it. `templates` are its arguments, or what is left of them."""
+    """A call and its results on the device. `templates` are its arguments, or what remains of them."""
 
     func: Any
     plan: OpPlan
@@ -61,12 +62,12 @@ class Case(NamedTuple):
     precision: str
     results: Outputs
     alone: bool
-    """Whether the CPU itself is what is under test."""
+    """Whether the CPU itself is under test."""
     device: str = "cpu"
 
 
 class Judged(NamedTuple):
-    """One slot. `wide` is the reference; None where the two sides do not have the same slots."""
+    """The verdict on one slot. `wide` is the reference; None if only one side has the slot."""
 
     slot: str
     opinion: Opinion
@@ -77,7 +78,7 @@ class Judged(NamedTuple):
 
 
 def decide(case: Case, measures: Measures) -> list[Judged]:
-    """A row for each output; NoReference when there is nothing to compare with."""
+    """Return a row for each output. Raises NoReference if there is nothing to compare with."""
     reference, precision = _reference(case)
     rows: list[Judged] = []
     doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -109,7 +110,7 @@ def decide(case: Case, measures: Measures) -> list[Judged]:
 
 
 def _at_sight(case: Case, wide: torch.Tensor, result: torch.Tensor, alone: bool, sizes: list[int]) -> float | None:
-    """The relative error of a result that is right beyond doubt; None of another."""
+    """Return the relative error of a result that is clearly right, else None."""
     seen = glance(wide, result)
     if seen is None or not is_right(case.plan.name, seen, wide, result, alone=alone, sizes=sizes):
         return None
@@ -117,7 +118,7 @@ def _at_sight(case: Case, wide: torch.Tensor, result: torch.Tensor, alone: bool,
 
 
 def _figures(wide: torch.Tensor, result: torch.Tensor) -> Figures:
-    """The figures of a pair; those that ask for the bits are against the reference in the dtype of the result."""
+    """Return the figures of a pair. Bitwise figures compare with the reference rounded to the dtype of the result."""
     if wide.dtype is result.dtype:
         return measure([(wide, result)])[0]
     figures, rounded = measure([(wide, result), (wide.to(result.dtype), result)])
@@ -125,12 +126,12 @@ def _figures(wide: torch.Tensor, result: torch.Tensor) -> Figures:
 
 
 def _reference(case: Case) -> tuple[Outputs, str]:
-    """What the reference gives, in the precision asked for or the next one the CPU has a kernel for."""
+    """Return the reference's results, in the requested precision or the next one with a CPU kernel."""
     reason: NoReference | None = None
     for precision in _FALLBACK[case.precision]:
         given = case.lifted if precision == case.precision else _at(case, precision)
         if precision != case.precision and case.alone and not _is_wider(case, given):
-            continue  # it would be compared with itself
+            continue  # the CPU would be compared with itself
         try:
             outputs = run(case.func, case.plan, kept(case.plan, given))
         except NoReference as error:
@@ -152,7 +153,7 @@ def _like(wide: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
 
 
 def _at(case: Case, precision: str) -> Arguments:
-    """The inputs in another precision."""
+    """Return the inputs in another precision."""
     own = lower(case.templates, case.lifted)
     return lift(case.plan, own, precision, copies=bool(case.plan.written))
 
@@ -164,12 +165,12 @@ def _weigh(
     doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]],
     measures: Measures,
 ) -> list[Judged]:
-    """The standard's opinion on slots that are not right at first sight, with all the evidence."""
-    if precision == "own" and not case.alone:  # a same-dtype reference may be as far off as the device: ask a wide one
+    """Judge slots that are not clearly right by the standard, with all the evidence."""
+    if precision == "own" and not case.alone:  # a same-dtype reference may be as wrong as the device
         wider = _wider(case)
         if wider is not None:
             reference, precision = wider
-    if case.alone:  # what is under test is the CPU in its own dtype
+    if case.alone:
         own = case.results
     else:
         own = reference if precision == "own" else _attempt(case, "own")
@@ -215,7 +216,7 @@ def _wider(case: Case) -> tuple[Outputs, str] | None:
 
 
 def _attempt(case: Case, precision: str) -> Outputs:
-    """What the CPU gives in a precision; nothing where it cannot."""
+    """Return the results of the CPU in a precision; empty if it cannot run the call."""
     try:
         return run(case.func, case.plan, _at(case, precision))
     except NoReference:
@@ -223,7 +224,7 @@ def _attempt(case: Case, precision: str) -> Outputs:
 
 
 def _spread(case: Case, reference: Outputs, precision: str, own: Outputs, wide: Outputs) -> dict[str, Figures]:
-    """How far the results move with the last bits of the inputs."""
+    """Measure how far the results move with the last bits of the inputs."""
     base = lower(case.templates, case.lifted)
     tensors = dict(base.tensors())
     moves = []
@@ -239,22 +240,22 @@ def _spread(case: Case, reference: Outputs, precision: str, own: Outputs, wide: 
 
 
 def _pardoned(case: Case, slot: str, opinion: Opinion, wide: torch.Tensor, result: torch.Tensor) -> Opinion:
-    """Where values tie another choice is as good, and what is different each time on the CPU too means nothing."""
+    """Pass a failing slot if values tie and another choice is as good, or if the CPU is not deterministic either."""
     if opinion.passes:
         return opinion
     base = lower(case.templates, case.lifted)
     if result.dtype is torch.bool and _same_answer(case, base, slot, result):
-        return Opinion("a number of the program's, rounded to the dtype of the tensor", 0.0, 0.0)
+        return Opinion("a Python number rounded to the dtype of the tensor", 0.0, 0.0)
     if result.dtype is torch.int64 and _same_choice(case, base, wide, result):
         return Opinion("different choices of equal values", 0.0, 0.0)
     first, second = _attempt(case, "own"), _attempt(case, "own")
     if slot in first and slot in second and not is_bitwise_equal(on_host(first[slot]), on_host(second[slot])):
-        return Opinion("not determined by the inputs", 0.0, 0.0)
+        return Opinion("not deterministic on the CPU either", 0.0, 0.0)
     return opinion
 
 
 def _same_answer(case: Case, base: Arguments, slot: str, result: torch.Tensor) -> bool:
-    """Whether the reference says the same when it rounds numbers first, as in float32 `x == 0.1` does and must."""
+    """Return whether the reference agrees if it rounds Python numbers first, as `x == 0.1` does in float32."""
     dtype = next((tensor.dtype for _, tensor in base.tensors() if tensor.is_floating_point()), torch.float32)
 
     def rounded(value: Any) -> Any:
@@ -269,7 +270,7 @@ def _same_answer(case: Case, base: Arguments, slot: str, result: torch.Tensor) -
 
 
 def is_bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes."""
+    """Return whether two tensors hold the same bytes."""
     return one.shape == other.shape and (
         not one.numel() or bool(torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)))
     )
@@ -300,13 +301,13 @@ def _unlike(slot: str, wide: torch.Tensor | None, result: torch.Tensor | None) -
     there = result if result is not None else wide
     if wide is None or result is None:
         who = "the reference" if wide is None else "the device"
-        return Judged(slot, Opinion("absent", 1.0, 0.0), SAME, None, on_host(there), f"{who} gives none")
-    text = f"has shape {list(result.shape)}, the reference {list(wide.shape)}"
+        return Judged(slot, Opinion("absent", 1.0, 0.0), SAME, None, on_host(there), f"{who} does not return it")
+    text = f"has shape {list(result.shape)}, the reference has {list(wide.shape)}"
     return Judged(slot, Opinion("shape", 1.0, 0.0), SAME, None, on_host(result), text)
 
 
 def _vector_op(base: str) -> str:
-    """The name under which precheck knows an op whose results are vectors: `_linalg_eigh` → `Torch.linalg.eigh`."""
+    """Return precheck's name of an op that returns vectors: `_linalg_eigh` → `Torch.linalg.eigh`."""
     return "Torch." + base.lstrip("_").replace("linalg_", "linalg.", 1)
 
 
@@ -320,7 +321,7 @@ _EQUAL = Sight(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def glance(wide: torch.Tensor, result: torch.Tensor) -> Sight | None:
-    """The sums of a pair on the host, contiguous and of one shape; None where some value is not finite and they differ."""
+    """Return the sums of two contiguous CPU tensors of equal shape; None if they differ and some value is not finite."""
     codes = _CODES[wide.dtype], _CODES[result.dtype]
     where = wide.data_ptr(), result.data_ptr(), wide.numel()
     found = _glance(*where, *codes)
@@ -331,7 +332,7 @@ def glance(wide: torch.Tensor, result: torch.Tensor) -> Sight | None:
 
 
 def relative_error(wide: torch.Tensor, result: torch.Tensor) -> float:
-    """The norm of the difference over that of the reference, of the finite values."""
+    """Return the norm of the difference over the norm of the reference, of the finite values."""
     seen = glance(wide, result)
     if seen is not None:
         return seen.relative_error
@@ -342,7 +343,7 @@ def relative_error(wide: torch.Tensor, result: torch.Tensor) -> float:
 def is_right(
     op: str, seen: Sight, wide: torch.Tensor, result: torch.Tensor, *, alone: bool, sizes: Sequence[int] = ()
 ) -> bool:
-    """Whether a result is right beyond doubt. `alone` says that the CPU itself is under test; `sizes` are those of the inputs."""
+    """Return whether a result is clearly right. `alone`: the CPU itself is under test. `sizes` are those of the inputs."""
     dtype = result.dtype
     count = result.numel() * (2 if dtype in _COMPLEX else 1)
     return standards.is_right(

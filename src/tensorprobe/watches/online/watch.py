@@ -1,7 +1,7 @@
-"""Online compare: `with tensorprobe.online(...) as watch:` around whatever is to be watched, forward, backward and optimizer.
+"""Online compare: `with tensorprobe.online(...) as watch:` around the code to watch: forward, backward and optimizer.
 
-In: a program at work. Out: one line in the log for each call that fails, its inputs and outputs on disk, and a report.
-Nothing of the program's results is changed, unless `heal` is asked for.
+Each failing call gets a line in the log, and its inputs and outputs are saved. A report follows at the end. The results of the
+program do not change, unless `heal` is set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tensorprobe.watches.online.workers import Workers
 
 
 class OnlineWatch:
-    """A running online compare. `report` and `result` may be asked at any time; `step` ends a step where no optimizer does."""
+    """A running online compare. `report` and `result` can be read at any time. Call `step` after each step if there is no
+    optimizer."""
 
     def __init__(self, model: Any = None, **settings: Any) -> None:
         chosen = OnlineSettings.of(**settings)
@@ -53,9 +54,9 @@ class OnlineWatch:
         self._findings: Findings | None = None
 
     def start(self) -> OnlineWatch:
-        """Begin. RunExists when the folder holds another's results, SettingsError when a probe is running already."""
+        """Start. Raises RunExists if the folder holds other results, SettingsError if a probe is already running."""
         if self._findings is not None:
-            raise SettingsError("this watch was started before. Make a new one.")
+            raise SettingsError("this watch has already been started. Make a new one.")
         running = active_probe()
         if running is not None:  # before anything is replaced in the folder
             raise SettingsError(f"a probe into {str(running.out)!r} is running in this process. Stop it first.")
@@ -96,12 +97,12 @@ class OnlineWatch:
         return self
 
     def step(self) -> None:
-        """Say that a training step has ended."""
+        """End a training step."""
         if self._probe is not None:
             self._probe.step()
 
     def stop(self) -> OnlineResult:
-        """End. Everything that was installed is gone, all calls are judged, and the result is on disk."""
+        """Stop: judge the remaining calls, remove everything that was installed, write the result and return it."""
         if self._probe is not None:
             self._probe.stop()
         return self.result
@@ -114,19 +115,19 @@ class OnlineWatch:
 
     @property
     def result(self) -> OnlineResult:
-        """What is known by now."""
+        """The result so far."""
         if self._findings is None:
             raise SettingsError("this watch was not started.")
         return self._findings.result
 
     @property
     def failures(self) -> list[OnlineRow]:
-        """The rows that failed, in the order of execution."""
+        """The rows that failed, in execution order."""
         return self.result.failures
 
     @property
     def report(self) -> str:
-        """The answer first, then the counts."""
+        """The result so far, as text."""
         result = self.result
         folder = None if self._findings is None else self._findings.folder
         return render(result, folder=None if folder is None else str(folder))

@@ -1,4 +1,4 @@
-"""Reference work in threads beside the training, within a budget of bytes; in its own thread when there are none."""
+"""Threads that run the reference beside the training, within a memory budget. Without threads, the training thread runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Job = Callable[[], None]
 
 
 class Workers:
-    """Does jobs. `put` waits while more bytes are under way than the budget allows; one job is always let in."""
+    """Runs jobs. `put` waits while the memory of pending jobs exceeds the budget; a single job is always accepted."""
 
     def __init__(self, number: int, budget: int) -> None:
         self._budget = budget
@@ -29,7 +29,7 @@ class Workers:
         return bool(self._threads)
 
     def put(self, job: Job, nbytes: int) -> None:
-        """Have a job done, which holds so many bytes until then. It must not raise."""
+        """Queue a job that holds this many bytes until it is done. It must not raise."""
         if not self._threads:
             job()
             return
@@ -40,12 +40,12 @@ class Workers:
         self._jobs.put((job, nbytes))
 
     def settle(self) -> None:
-        """Wait until all that was put is done."""
+        """Wait for all jobs."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unfinished)
 
     def close(self) -> None:
-        """Wait until all is done."""
+        """Wait for all jobs and end the threads."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
