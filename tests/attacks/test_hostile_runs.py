@@ -116,8 +116,8 @@ SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "product that wraps to 64 bytes": ({"shape": [2**62 + 4, 4]}, "is impossible"),
     "dimension over 64 bits": ({"shape": [2**70, 0], "nbytes": 0}, "is impossible"),
     "thousands of dimensions": ({"shape": [1] * 5000, "nbytes": 4}, "5,000 dimensions"),
-    "unknown dtype": ({"dtype": "float3"}, "dtype 'float3' is not one a record holds"),
-    "dtype that is a function of torch": ({"dtype": "load"}, "dtype 'load' is not one a record holds"),
+    "unknown dtype": ({"dtype": "float3"}, "dtype 'float3' is not a known dtype"),
+    "dtype that is a function of torch": ({"dtype": "load"}, "dtype 'load' is not a known dtype"),
     "strides for other dimensions": ({"stride": [1, 1]}, "2 strides for 1 dimensions"),
     "negative stride": ({"stride": [-1]}, "stride [-1] is impossible"),
     "stride over 64 bits": ({"shape": [16, 1], "stride": [1, 2**70]}, "is impossible"),
@@ -376,7 +376,7 @@ def test_names_that_only_look_like_steps_are_left_alone(name: str, tmp_path: Pat
 @pytest.mark.parametrize("read", [read_calls, read_names])
 def test_missing_calls_of_a_closed_rank_are_damage(read: Callable[[Path], None], tmp_path: Path) -> None:
     (good_run(tmp_path) / "calls.jsonl").unlink()
-    with pytest.raises(RunDamaged, match=r"lacks step0/rank0/calls\.jsonl, although its rank says that it was written"):
+    with pytest.raises(RunDamaged, match=r"lacks step0/rank0/calls\.jsonl, although its rank lists it as written"):
         read(tmp_path)
 
 
@@ -412,7 +412,7 @@ def test_complaints_are_bounded(tmp_path: Path) -> None:
 def test_damaged_stacks_do_not_hide_the_calls(tmp_path: Path) -> None:
     folder = run_with_stack(tmp_path)
     (folder / "stacks.jsonl").write_text("{}\n")
-    with pytest.raises(RunDamaged, match=r"stacks\.jsonl, line 1: .*Its calls and tensors are not concerned"):
+    with pytest.raises(RunDamaged, match=r"stacks\.jsonl, line 1: .*Its calls and tensors are not affected"):
         read_stack(tmp_path)
     read_tensor(tmp_path)
     assert not verify_run(open_run(tmp_path)).sound

@@ -132,7 +132,7 @@ def test_killed_run_says_what_is_whole(tmp_path: Path) -> None:
     first = invoke(tmp_path).stdout.splitlines()[0]
     assert first == (
         f"RunIncomplete: '{tmp_path}' was never closed. "
-        "Step 0 is whole; step 1 has 418 calls on rank 0, none on rank 3."
+        "Step 0 is complete; step 1 has 418 calls on rank 0, none on rank 3."
     )
 
 

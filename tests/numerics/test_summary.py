@@ -89,7 +89,7 @@ def test_a_buffer_is_released_again() -> None:
 
 
 def test_a_buffer_with_an_incomplete_element_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"7 bytes are no whole number of float32 elements \(4 bytes each\)"):
+    with pytest.raises(ValueError, match=r"7 bytes are not a whole number of float32 elements \(4 bytes each\)"):
         summarize_buffer(bytes(7), FLOAT32)
 
 

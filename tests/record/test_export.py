@@ -83,13 +83,13 @@ def test_folder_that_holds_something_is_refused(what: str, run_path: Path, tmp_p
 
 
 def test_nothing_chosen_is_an_error(run_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"no call fits 'Nothing\.\*'"):
+    with pytest.raises(NotFound, match=r"no call matches 'Nothing\.\*'"):
         export_run(open_run(run_path), tmp_path / "out", to="npy", call="Nothing.*")
     assert not (tmp_path / "out").exists()
 
 
 def test_unknown_form_is_an_error(run_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no form 'pickle'"):
+    with pytest.raises(SettingsError, match="cannot export to 'pickle'"):
         export_run(open_run(run_path), tmp_path / "out", to="pickle")  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tensorprobe.model import Coverage, Frame, Summary
-from tensorprobe.model.overview import CallLine, CallView, Place, RunOverview, SegmentOverview, SlotView
+from tensorprobe.model.overview import CallLine, CallView, Element, RunOverview, SegmentOverview, SlotView
 from tensorprobe.report.inspect import (
     render_arguments,
     render_call,
@@ -72,7 +72,7 @@ def slot_view(**changes: object) -> SlotView:
         "nbytes": 96,
         "skipped": None,
         "first": [1.0, math.nan, 0.5],
-        "places": {"max": Place(2.5, [1, 2]), "nan": Place(math.nan, [0, 1])},
+        "places": {"max": Element(2.5, [1, 2]), "nan": Element(math.nan, [0, 1])},
     }
     return SlotView(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_run_is_told_answer_first_and_next_command_last() -> None:
 
 
 def test_unclosed_run_says_so_first() -> None:
-    told = "'runs/a' was never closed. Steps 0-11 are whole; step 12 has 418 calls on rank 0."
+    told = "'runs/a' was never closed. Steps 0-11 are complete; step 12 has 418 calls on rank 0."
     lines = render_run(overview(closed=False, incomplete=told, coverage=Coverage())).splitlines()
     assert lines[0] == f"RunIncomplete: {told}"
     assert any("coverage    unknown" in line for line in lines)

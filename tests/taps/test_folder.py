@@ -35,7 +35,7 @@ def test_overwrite_replaces_all_of_the_older_run(tmp_path: Path) -> None:
 def test_folder_with_other_files_is_refused_even_when_told_to_overwrite(overwrite: bool, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunExists, match=r"holds files that are not a run's: thesis.tex"):
+    with pytest.raises(RunExists, match=r"holds files that do not belong to a run: thesis.tex"):
         tensorprobe.Probe(tmp_path / "mine", overwrite=overwrite).start()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 

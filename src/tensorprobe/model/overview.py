@@ -28,7 +28,7 @@ class SegmentOverview(msgspec.Struct, frozen=True):
 
 
 class RunOverview(msgspec.Struct, frozen=True):
-    """A run as a whole. `coverage` is the sum over its ranks; `incomplete` says what is whole of one never closed."""
+    """A run as a whole. `coverage` is the sum over its ranks; `incomplete` says which steps of an unclosed run are complete."""
 
     path: str
     closed: bool

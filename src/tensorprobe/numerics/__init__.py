@@ -1,6 +1,6 @@
-"""Pure functions on the numbers of tensors: statistics and digest of one, figures of two measured against each other.
+"""Pure functions on tensors: statistics, peak and digest of one tensor, figures of a pair.
 
-`summary` and `digest` work on raw bytes and import neither torch nor, where the native kernel is built, numpy. `pairs` measures many
-pairs in one call, from their addresses, and gives numpy arrays. `device_summary` is the one module of this room that needs
-torch; nothing else here imports it.
+`summary` works on raw bytes and imports neither torch nor, if the native kernel is built, numpy. `pairs` measures many pairs
+in one call from their addresses and returns numpy arrays. `device_summary` is the only module of this room that imports
+torch; no other module here imports it.
 """

@@ -1,9 +1,9 @@
-"""Statistics of a tensor on its own device, for tensors that are not worth carrying to the host.
+"""Statistics of a tensor, computed on its own device without a copy to the host.
 
-A dense tensor comes in; a tensor of six figures stays on its device, in the order of `Moments`. The host never waits
-for the device: many such tensors are fetched later in one transfer. Maximum, minimum and counts are those of `summary`;
-mean and norm agree with it up to the order of summation. A device without float64 sums in float32: its figures have
-float32 digits, and its counts are exact up to 2**24.
+In: a dense tensor. Out: a tensor of six figures on the same device, in the order of `Moments`. The host never waits for the
+device: many such tensors are fetched later in one transfer. Maximum, minimum and counts equal those of `summary`; mean and
+norm agree up to the order of summation. A device without float64 sums in float32: its figures have float32 precision, and
+its counts are exact up to 2**24.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensorprobe.numerics.summary import Moments
 
 
 class _Range(NamedTuple):
-    """From which greatest magnitude on, squares need scaling by which power of two, in an accumulator's type."""
+    """For an accumulator's dtype: the magnitudes beyond which values are scaled before squaring, and the factors."""
 
     huge: float
     huge_scale: float
@@ -52,7 +52,7 @@ def device_moments(tensor: Tensor) -> Tensor:
 
 
 def fetch_moments(figures: Sequence[Tensor]) -> list[Moments]:
-    """Return what `device_moments` gave for many tensors, as numbers, in the same order: one transfer for each device."""
+    """Return the results of `device_moments` as numbers, in the same order, with one transfer for each device."""
     by_device: dict[torch.device, list[int]] = {}
     for place, figure in enumerate(figures):
         by_device.setdefault(figure.device, []).append(place)
@@ -66,7 +66,7 @@ def fetch_moments(figures: Sequence[Tensor]) -> list[Moments]:
 
 @cache
 def _has_float64(device_type: str) -> bool:
-    """Return whether the device can hold float64; found out by asking for one, since no query covers every backend."""
+    """Return whether the device has float64. It is tried out, since no query covers every backend."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device_type).sum()
     except (TypeError, RuntimeError):
@@ -75,7 +75,7 @@ def _has_float64(device_type: str) -> bool:
 
 
 def _computable(tensor: Tensor, wide: torch.dtype) -> Tensor:
-    """Return the same values in a dtype that every device can reduce; a complex tensor as its real and imaginary parts."""
+    """Return the values in a dtype that every device can reduce, complex ones as real and imaginary parts."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
@@ -95,7 +95,7 @@ def _figures_of_nothing(device: torch.device, wide: torch.dtype) -> Tensor:
 def _float_moments(values: Tensor, wide: torch.dtype) -> Tensor:
     nan = values.isnan().sum()
     inf = values.isinf().sum()
-    # In a tensor of nothing but NaN the replaced values would be infinities; `where` makes them NaN again.
+    # If all values are NaN, the replacements would be infinities; `masked_fill` makes them NaN again.
     only_nan = nan == values.numel()
     high = torch.nan_to_num(values, nan=-math.inf, posinf=math.inf, neginf=-math.inf).amax().to(wide)
     low = torch.nan_to_num(values, nan=math.inf, posinf=math.inf, neginf=-math.inf).amin().to(wide)
@@ -105,7 +105,7 @@ def _float_moments(values: Tensor, wide: torch.dtype) -> Tensor:
         clean = clean.to(wide)
         scale = _rescue_scale(clean, wide)
         clean = clean * scale
-    # No finite value: zero divided by zero is the NaN that mean and norm must be.
+    # Without a finite value, zero divided by zero gives the NaN that mean and norm must be.
     finite = (values.numel() - nan - inf).to(wide)
     mean = clean.sum(dtype=wide) / finite / scale
     norm = torch.linalg.vector_norm(clean, dtype=wide) / scale * (finite / finite)
@@ -120,7 +120,7 @@ def _integer_moments(values: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _may_leave_range(dtype: torch.dtype, wide: torch.dtype) -> bool:
-    """Return whether squares of such values can overflow or vanish in the accumulator; float16 fits into both."""
+    """Return whether squares can overflow or underflow in the accumulator; those of float16 cannot."""
     return dtype == torch.float64 or (wide == torch.float32 and dtype in (torch.float32, torch.bfloat16))
 
 

@@ -1,9 +1,9 @@
-"""Which code does the arithmetic: the native kernel, or its numpy twin.
+"""Choose the code that does the arithmetic: the native kernel or its numpy twin.
 
-`kernel()` gives the extension module, or None when it was not built or `TENSORPROBE_NO_NATIVE=1` is set.
-`implementation()` gives the module that serves: kernel and twin have the same functions, for single tensors and for pairs of them,
-with the same results.
-Numpy is imported only when the twin serves.
+`kernel()` returns the extension module, or None if it was not built or `TENSORPROBE_NO_NATIVE=1` is set. `implementation()`
+returns the module to use: kernel and twin have the same functions with the same results. Numpy is imported only for the twin.
+The kernel takes addresses as integers; `pinned` finds them. The stable ABI of Python 3.10 has no buffer functions, so the
+interpreter's own are called through ctypes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ EXTENSION = "tensorprobe.numerics._native"
 
 
 def switched_off() -> bool:
-    """Return whether the environment asks for Python where there is native code."""
+    """Return whether the environment turns native code off."""
     return os.environ.get(SWITCH, "") not in ("", "0")
 
 
 def kernel() -> ModuleType | None:
-    """Return the native extension, or None where the twin has to serve. Decided once for a process."""
+    """Return the native extension, or None if the twin is used. Decided once in a process."""
     return _load()[0]
 
 
 @cache
 def implementation() -> ModuleType:
-    """Return the module whose `summarize`, `summarize_many`, `peak`, `measure_pairs` and `copy` are to be used."""
+    """Return the module with `summarize`, `summarize_many`, `peak`, `measure_pairs` and `copy`."""
     return kernel() or importlib.import_module("tensorprobe.numerics.twin")
 
 
 def describe() -> str:
-    """One line for people: `native (AVX2, F16C)`, `native (portable)` or `numpy twin (why)`."""
+    """Return one line for users: `native (AVX2, F16C)`, `native (portable)` or `numpy twin (why)`."""
     native, reason = _load()
     if native is None:
         return f"numpy twin ({reason})"
@@ -47,7 +47,7 @@ def describe() -> str:
 
 @cache
 def _load() -> tuple[ModuleType | None, str]:
-    """Return the extension, or why it does not serve."""
+    """Return the extension, or None and the reason."""
     if switched_off():
         return None, f"{SWITCH} is set"
     try:
@@ -59,10 +59,10 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 _python = ctypes.PyDLL(ctypes.pythonapi._name, handle=ctypes.pythonapi._handle)
-"""A handle of our own: argument types that other libraries set on `ctypes.pythonapi` do not reach it."""
+"""A separate handle: argument types that other libraries set on `ctypes.pythonapi` do not affect it."""
 
 _CONTIGUOUS_BYTES = 0
-"""PyBUF_SIMPLE: one dense block, read-only will do; anything else is refused with BufferError."""
+"""PyBUF_SIMPLE: one dense block, read-only or not; anything else raises BufferError."""
 
 
 class _BufferView(ctypes.Structure):
@@ -85,9 +85,9 @@ class _BufferView(ctypes.Structure):
 
 @contextmanager
 def pinned(buffer: Any) -> Iterator[tuple[int, int]]:
-    """Yield the address and the length in bytes of `buffer`, which keeps both until the block ends.
+    """Yield the address and the length in bytes of `buffer`; both stay valid inside the block.
 
-    TypeError for an object without a buffer, BufferError for one whose bytes are not in one piece.
+    Raises TypeError for an object without a buffer, BufferError for one that is not contiguous.
     """
     view = _BufferView()
     _python.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(view), _CONTIGUOUS_BYTES)

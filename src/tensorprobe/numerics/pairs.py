@@ -1,12 +1,16 @@
-"""Two tensors measured against each other, baseline first, from the raw bytes in memory.
+"""Measure pairs of tensors, baseline first, from the raw bytes in memory.
 
-Addresses, a number of elements and two dtypes come in; figures come out, many pairs in one call. What the kernel measures
-(`RAW`) are sums and counts that can be joined for a tensor that came in pieces; `derive` makes of them the figures of a
-`tensorprobe.model.comparison.Row`. d is candidate minus baseline in float64; every figure but the counts of NaN and infinity
-is of the values that are finite on both sides, and complex numbers count as their parts. A pair of dtypes that differ is
-compared in the wider one; 64-bit integers are subtracted as integers. The rules of distances in ULP stand in `_distance.h`.
+In: addresses, a number of elements and two dtypes, for many pairs in one call. Out: figures. The kernel measures sums and
+counts (`RAW`), which can be joined for a tensor in pieces. `derive` computes the figures of a
+`tensorprobe.model.comparison.Row` from them.
 
-No opinion here, no torch, and no warning from numpy.
+- d is candidate minus baseline in float64.
+- Every figure except the counts of NaN and infinity covers the values that are finite on both sides.
+- Complex numbers count as their real and imaginary parts.
+- Different dtypes are compared in the wider one; 64-bit integers are subtracted as integers.
+- `_distance.h` has the rules for distances in ULP.
+
+No verdicts, no torch, no warnings from numpy.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ Figures = NDArray[Any]
 Numbers = NDArray[np.float64]
 
 _SQUARES = ("squares_a", "squares_b", "squares_d", "d_times_sum")
-"""Sums of products of two values: they go with the square of the scale."""
+"""Sums of products of two values: they scale with the square of `scale`."""
 _LINEAR = ("abs_d", "sum_d")
 _GREATEST = ("max_abs", "max_rel", "ulp_max")
 _WITHIN = ("within_1e4", "within_1e3", "within_5e3", "within_1e2")
@@ -49,7 +53,7 @@ HUGE_SCALE, TINY_SCALE = 2.0**-600, 2.0**600
 """Factors for float64 values whose squares would overflow or vanish."""
 
 NOISE = 1e-13
-"""A variance below this share of the mean square is rounding, and counts as none."""
+"""A variance below this share of the mean square is rounding error and counts as zero."""
 
 
 def measure_pairs(rows: NDArray[np.int64]) -> Figures:
@@ -68,7 +72,7 @@ def measure_pairs(rows: NDArray[np.int64]) -> Figures:
 
 
 def join_pairs(parts: Sequence[Any], starts: Sequence[int]) -> Figures:
-    """Return the raw figures, one row, of a pair that was measured in consecutive pieces.
+    """Return the raw figures of a pair that was measured in consecutive pieces, as one row.
 
     `parts` are rows of `RAW`; `starts` says with which element of the whole each piece begins.
     """
@@ -80,7 +84,7 @@ def join_pairs(parts: Sequence[Any], starts: Sequence[int]) -> Figures:
     ratio = scale / pieces["scale"]
     with np.errstate(all="ignore"):
         for name in _SQUARES:
-            # One factor after the other: their product may be beyond float64.
+            # One factor after the other: their product may overflow float64.
             whole[name] = math.fsum(pieces[name] * ratio * ratio)
         for name in _LINEAR:
             whole[name] = math.fsum(pieces[name] * ratio)
@@ -130,7 +134,7 @@ def derive(raw: Figures) -> dict[str, NDArray[Any]]:
 
 
 def _common_scale(pieces: Figures) -> float:
-    """Return the scale that suits the greatest of the pieces; those with nothing but zeros have no say."""
+    """Return the scale of the piece with the greatest values; pieces of zeros do not count."""
     scales = pieces["scale"][(pieces["squares_a"] != 0) | (pieces["squares_b"] != 0)]
     if (scales == HUGE_SCALE).any():
         return HUGE_SCALE
@@ -138,7 +142,7 @@ def _common_scale(pieces: Figures) -> float:
 
 
 def _angles(raw: Figures) -> dict[str, Numbers]:
-    """Figures of the two tensors as vectors."""
+    """Return the figures of the two tensors as vectors."""
     a, b, d = (np.sqrt(raw[name]) for name in ("squares_a", "squares_b", "squares_d"))
     a_zero, b_zero = a == 0, b == 0
     # 1 - cos = (|d|^2 - (|b| - |a|)^2) / (2 |a| |b|), where |b| - |a| = sum d (a + b) / (|a| + |b|) loses no digits.

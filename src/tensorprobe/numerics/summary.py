@@ -1,9 +1,13 @@
-"""Statistics of one tensor, or of many, from the raw bytes in memory.
+"""Statistics, peak and digest of a tensor, from the raw bytes in memory.
 
-An address, a number of elements and a dtype come in; `Moments` come out, in the order the record has them.
-Minimum and maximum pass over NaN; mean and norm are of the finite elements, in float64; a complex tensor counts as its
-real and imaginary parts together. A figure of nothing (no element, only NaN, no finite element) is NaN.
-Nothing here imports torch; numpy comes in only when the native kernel is absent.
+- `Moments`: minimum and maximum ignore NaN; mean and norm are those of the finite elements, in float64. A complex tensor
+  counts as its real and imaginary parts together. A figure of no values (no element, only NaN, no finite element) is NaN.
+- Peak: the greatest magnitude, as the bits of the value without its sign, from one pass of integer maxima. Peaks of one dtype
+  are ordered as the magnitudes are, with infinity above every number and NaN above infinity. Three float8 dtypes encode NaN
+  elsewhere and have no peak.
+- Digest: xxh3-128 of the stored bytes, as 32 hexadecimal digits. It recognises equal content; it does not resist forgery.
+
+Nothing here imports torch; numpy is imported only if the native kernel is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from tensorprobe.numerics import float8
 from tensorprobe.numerics.native import implementation, pinned
 
 _FIGURES = Struct("4d2q")
-"""A row of what the kernel writes for a batch: four floats, two counts."""
+"""What the kernel writes for each tensor of a batch: four floats, two counts."""
 
 
 class Moments(NamedTuple):
@@ -43,23 +47,23 @@ Row = tuple[int, int, int]
 
 
 def summarize_address(address: int, count: int, dtype: DType) -> Moments:
-    """Return the moments of `count` elements at `address`, which need not be aligned; ValueError when it is null."""
+    """Return the moments of `count` elements at `address`, aligned or not; raise ValueError when it is null."""
     return Moments._make(implementation().summarize(address, count, dtype.code))
 
 
 def summarize_buffer(buffer: Any, dtype: DType) -> Moments:
-    """Return the moments of all the elements in a bytes-like object; ValueError when the last one is incomplete."""
+    """Return the moments of a bytes-like object; raise ValueError when its last element is incomplete."""
     with pinned(buffer) as (address, nbytes):
         count, rest = divmod(nbytes, dtype.itemsize)
         if rest:
             raise ValueError(
-                f"{nbytes} bytes are no whole number of {dtype.name} elements ({dtype.itemsize} bytes each)"
+                f"{nbytes} bytes are not a whole number of {dtype.name} elements ({dtype.itemsize} bytes each)"
             )
         return summarize_address(address, count, dtype)
 
 
 def summarize_batch(rows: Sequence[Row]) -> list[Moments]:
-    """Return the moments of many tensors, in one call of the kernel; in the order of `rows`."""
+    """Return the moments of many tensors, in the order of `rows`, from one call of the kernel."""
     if not rows:
         return []
     table = array("q", list(chain.from_iterable(rows)))
@@ -72,7 +76,7 @@ def summarize_batch(rows: Sequence[Row]) -> list[Moments]:
 
 
 def join_moments(parts: Sequence[tuple[Moments, int]]) -> Moments:
-    """Return the moments of a tensor that came in pieces, from the moments and the number of values of each piece.
+    """Return the moments of a tensor from the moments and the number of values of each of its pieces.
 
     For a complex dtype the number of values is twice the number of elements.
     """
@@ -91,7 +95,7 @@ def join_moments(parts: Sequence[tuple[Moments, int]]) -> Moments:
 
 
 def json_number(number: float) -> float | str:
-    """Return the number itself, or its name when JSON has no way to write it: NaN, Infinity, -Infinity."""
+    """Return the number, or a string if JSON cannot write it: NaN, Infinity, -Infinity."""
     if number - number == 0:
         return number
     if number != number:
@@ -106,7 +110,7 @@ def json_summary(moments: Moments) -> list[float | str]:
 
 
 class Limits(NamedTuple):
-    """Peaks that part the numbers of a dtype: the greatest finite one, the first that is not finite, the first NaN."""
+    """Peaks of a dtype: of the greatest finite number, of infinity, and of the first NaN."""
 
     greatest: int
     infinite: int
@@ -123,7 +127,7 @@ _LIMITS = {
     "float8_e4m3fn": Limits(0x7E, 0x7F, 0x7F),
 }
 LIMITS: dict[str, Limits] = {**_LIMITS, **{name: _LIMITS[half] for name, half in _HALVES.items()}}
-"""By the names of the dtypes that have peaks."""
+"""The limits of each dtype that has peaks."""
 
 
 def peak_at(address: int, count: int, dtype: DType) -> int:
@@ -169,20 +173,20 @@ def first_peak_over(value: float, dtype: str) -> int:
 
 
 def digest(buffer: Any) -> str:
-    """Return the digest of a bytes-like object whose bytes are in one piece."""
+    """Return the digest of a contiguous bytes-like object."""
     return xxhash.xxh3_128_hexdigest(buffer)
 
 
 class RunningDigest:
-    """The digest of bytes that come in pieces: the same as `digest` of all of them together."""
+    """The digest of bytes that come in pieces; it equals `digest` of all of them together."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
 
     def update(self, piece: Any) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         self._state.update(piece)
 
     def hexdigest(self) -> str:
-        """Return the digest of what was taken so far."""
+        """Return the digest of the pieces so far."""
         return self._state.hexdigest()

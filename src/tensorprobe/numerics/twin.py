@@ -36,7 +36,7 @@ PEAK_CODES = frozenset(
     for dtype in BY_CODE
     if dtype.kind in ("float", "complex") and dtype.name not in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 )
-"""Dtypes whose bits, the sign apart, are in the order of the magnitudes with NaN on top."""
+"""Dtypes whose bits, without the sign, are ordered as the magnitudes are, with NaN on top."""
 
 TINY_SQUARES = 2.0**-960
 """Below this sum of squares of float64 values, single squares may have been lost to underflow."""
@@ -50,7 +50,7 @@ def features() -> tuple[str, ...]:
 
 
 def summarize(address: int, count: int, code: int) -> Figures:
-    """(max, min, mean, norm, nan, inf) of `count` elements of dtype `code`; ValueError for bad arguments."""
+    """Return (max, min, mean, norm, nan, inf) of `count` elements of dtype `code`; raise ValueError for bad arguments."""
     check(address, count, code)
     if count == 0:
         return (math.nan, math.nan, math.nan, math.nan, 0, 0)
@@ -60,7 +60,7 @@ def summarize(address: int, count: int, code: int) -> Figures:
 
 
 def summarize_many(rows_address: int, n: int, out_address: int) -> None:
-    """One `summarize` for each of n rows of int64 (address, count, code); writes n rows of 4 float64 and 2 int64.
+    """Summarize n rows of int64 (address, count, code); write n rows of 4 float64 and 2 int64.
 
     ValueError, before anything is written, if any row is bad.
     """
@@ -77,7 +77,7 @@ def summarize_many(rows_address: int, n: int, out_address: int) -> None:
 
 
 def peak(address: int, count: int, code: int) -> int:
-    """Return the bits of the greatest magnitude, without its sign; NaN is above infinity. ValueError for a dtype that has none."""
+    """Return the bits of the greatest magnitude, without its sign; raise ValueError for a dtype without peaks."""
     check(address, count, code)
     if code not in PEAK_CODES:
         raise ValueError(f"dtype code without a peak: {code}")
@@ -88,7 +88,7 @@ def peak(address: int, count: int, code: int) -> int:
 
 
 def copy(dst_address: int, src_address: int, nbytes: int) -> None:
-    """Copy `nbytes` bytes between places that do not overlap."""
+    """Copy `nbytes` bytes between ranges that do not overlap."""
     if nbytes < 0:
         raise ValueError(f"negative number of bytes: {nbytes}")
     if nbytes and min(dst_address, src_address) <= 0:
@@ -123,7 +123,7 @@ def _figures(stored: Values, dtype: DType) -> Figures:
 
 
 def _rescue_scale(stored: Values, squares: float, *, all_zero: bool) -> float:
-    """By what to multiply the values so that their squares neither overflow nor vanish; 1 for nearly every tensor."""
+    """Return the factor with which squares neither overflow nor underflow; 1 for nearly every tensor."""
     if stored.dtype.str != "<f8" or all_zero:
         return 1.0
     if squares == math.inf:
@@ -132,7 +132,7 @@ def _rescue_scale(stored: Values, squares: float, *, all_zero: bool) -> float:
 
 
 def _sums(stored: Values, dtype: DType, scale: float) -> tuple[float, float]:
-    """Sum and sum of squares of the finite values times `scale`, added in the order the contract lays down."""
+    """Sum the finite values times `scale`, and their squares, in the order of the contract."""
     total, squares = np.zeros(LANES), np.zeros(LANES)
     for wide in _chunks(stored, dtype):
         values = whole_blocks(np.where(np.isfinite(wide), wide, 0.0) * scale)
@@ -148,6 +148,6 @@ def _chunks(stored: Values, dtype: DType) -> Iterator[Values]:
 
 
 def glance(baseline: int, candidate: int, count: int, baseline_code: int, candidate_code: int) -> None:
-    """Without native code a first look is no faster than a second: it tells nothing, as of values that are not finite."""
+    """Return None, "look closer", always: without native code a first look is no faster than a full one."""
     for address, code in ((baseline, baseline_code), (candidate, candidate_code)):
         check(address, count, code)

@@ -17,7 +17,7 @@ from tensorprobe.numerics import float8
 LANES = 16
 BLOCK = 2048
 CHUNK = 32 * BLOCK
-"""So many values are widened at a time: memory stays bounded."""
+"""Values that are widened at a time, to bound the memory."""
 GREATEST_COUNT = 2**58
 """No memory holds more elements; below it, no product of a count and a size can overflow."""
 
@@ -39,7 +39,7 @@ _FLOAT8_VALUES = {name: np.array(float8.decode_table(name)) for name in float8.N
 
 
 def check(address: int, count: int, code: int, *, where: str = "") -> None:
-    """ValueError unless the row is sound."""
+    """Raise ValueError unless the row is valid."""
     if not 0 <= code < len(BY_CODE):
         raise ValueError(f"{where}unknown dtype code: {code}")
     if not 0 <= count <= GREATEST_COUNT:
@@ -81,12 +81,12 @@ def lanes_of_blocks(values: Values) -> Values:
 
 
 def add_blocks(lanes: Values, values: Values) -> Values:
-    """`lanes` and then the lanes of each block of `values`, added in order."""
+    """Return `lanes` plus the lanes of each block of `values`, added in order."""
     return np.add.reduce(np.vstack([lanes[None], lanes_of_blocks(values)]), axis=0)
 
 
 def fold(lanes: Values) -> Values:
-    """Return the last axis, folded in halves until one number is left of it."""
+    """Return the sums over the last axis, added in halves."""
     width = LANES
     while width > 1:
         width //= 2

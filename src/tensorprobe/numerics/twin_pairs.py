@@ -105,7 +105,7 @@ class _Pair(NamedTuple):
 
 @dataclass
 class _Tally:
-    """Everything that is counted along the way."""
+    """Everything that is counted in one pass."""
 
     max_abs: float = 0.0
     max_rel: float = 0.0
@@ -124,7 +124,7 @@ class _Tally:
 
 
 def measure_pairs(rows_address: int, n: int, out_address: int) -> None:
-    """The figures of each of n rows of int64 (baseline address, candidate address, count, baseline code, candidate code).
+    """Measure n rows of int64 (baseline address, candidate address, count, baseline code, candidate code).
 
     Writes n rows of 11 float64 and 16 int64. ValueError, before anything is written, if any row is bad.
     """
@@ -188,7 +188,7 @@ def _chunks(pair: _Pair, scale: float = 1.0) -> Iterator[tuple[int, Values, Valu
 
 
 def _widen_part(side: _Side, start: int, stop: int, parts: int) -> Values:
-    """Elements `start` to `stop` as float64; a real number beside complex ones gets an imaginary part of zero."""
+    """Return elements `start` to `stop` as float64; real numbers beside complex ones get an imaginary part of zero."""
     values = widen(side.stored[start * side.parts : stop * side.parts], side.dtype)
     return np.stack([values, np.zeros_like(values)], axis=1).ravel() if parts > side.parts else values
 
@@ -278,7 +278,7 @@ def _sums(pair: _Pair, scale: float) -> list[float]:
 
 
 def _rescue_scale(pair: _Pair, sums: list[float]) -> float:
-    """By what to multiply the values so that no square overflows and none that matters vanishes."""
+    """Return the factor with which no square overflows, and none that matters underflows."""
     if all(one is None or one.mantissa != 52 for one in (pair.baseline.format, pair.candidate.format)):
         return 1.0
     if not np.isfinite(sums[0] + sums[1] + sums[2] + abs(sums[3])):

@@ -1,4 +1,4 @@
-"""`tensors.bin`: the values of one step and rank, mapped into memory when the first of them is asked for.
+"""`tensors.bin`: the values of one step and rank, mapped into memory when the first value is needed.
 
 In: slots, which are trusted in nothing. Out: a memoryview of exactly the slot's bytes, or TensorDamaged before a byte
 is touched.
@@ -27,45 +27,45 @@ MAX_MAPPED = 32
 """Mappings kept at once by one run. Each costs a file descriptor until its last tensor is gone."""
 
 TRUSTED = 256
-"""Addresses that `hold` gives before it asks again how long the file is."""
+"""Addresses that `hold` returns before it checks the length of the file again."""
 
-# Linux refuses a private mapping larger than memory plus swap, unless it is told to reserve nothing.
+# Linux refuses a private mapping larger than memory plus swap, unless asked to reserve nothing.
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 class ByteSource(Protocol):
-    """Where the values of a step and rank come from. Each layout of a run on disk has its own."""
+    """The values of a step and rank. Each layout of a run on disk implements it."""
 
     def read(self, slot: Slot) -> memoryview:
-        """Exactly the bytes of `slot`. TensorDamaged with the bare fact; the caller says which slot it was."""
+        """Return exactly the bytes of `slot`. Raises TensorDamaged with the fact alone; the caller adds the slot."""
         ...
 
     def hold(self, slot: Slot) -> tuple[int, object]:
-        """Return the address of those bytes, and what must be kept alive while they are used. Fails as `read`."""
+        """Return the address of those bytes, and the object that keeps them alive. Raises as `read` does."""
         ...
 
 
 class MappingPool:
-    """The mappings of one run, least recently used dropped first, so that a run of any length holds few files open."""
+    """The mappings of one run. The least recently used is dropped first, so that few files are open at once."""
 
     def __init__(self, limit: int = MAX_MAPPED) -> None:
         self._limit = limit
         self._kept: OrderedDict[object, mmap.mmap] = OrderedDict()
 
     def get(self, key: object, make: Callable[[], mmap.mmap]) -> mmap.mmap:
-        """Return the mapping of `key`, made now if it is not held."""
+        """Return the mapping of `key`; make it if it is not in the pool."""
         mapping = self._kept.get(key)
         if mapping is None:
             mapping = self._kept[key] = make()
             if len(self._kept) > self._limit:
-                # Not closed: tensors may still look into it. It goes with the last of them.
+                # Not closed: tensors may still use it. It is freed with the last of them.
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(key)
         return mapping
 
     def drop(self, key: object) -> None:
-        """Forget the mapping of `key`; tensors that look into it keep it alive."""
+        """Forget the mapping of `key`; tensors that use it keep it alive."""
         self._kept.pop(key, None)
 
     def __len__(self) -> int:
@@ -84,14 +84,14 @@ class Blob:
         self._demanded: dict[tuple[object, ...], int] = {}
 
     def read(self, slot: Slot) -> memoryview:
-        """Return the bytes of `slot`, after every check that the format demands."""
+        """Return the bytes of `slot`, after every check of the format."""
         demanded, offset = self._check(slot)
         if not demanded:
             return memoryview(bytearray())
         return memoryview(self._mapping(offset + demanded))[offset : offset + demanded]
 
     def hold(self, slot: Slot) -> tuple[int, object]:
-        """Return the address of the bytes of `slot`, after the same checks, and the mapping that must outlive its use."""
+        """Return the address of the bytes of `slot`, after the same checks, and the mapping to keep alive."""
         demanded, offset = self._check(slot)
         if not demanded:
             return 0, None
@@ -106,7 +106,7 @@ class Blob:
         return self._address + offset, mapping
 
     def _check(self, slot: Slot) -> tuple[int, int]:
-        """Length and offset of the bytes of `slot`; TensorDamaged when they are not sound."""
+        """Return length and offset of the bytes of `slot`; raise TensorDamaged when they are impossible."""
         kind = (slot.dtype, slot.shape, slot.stride)
         demanded = self._demanded.get(kind, -1)
         if demanded < 0:
@@ -122,12 +122,12 @@ class Blob:
         return demanded, offset
 
     def _mapping(self, end: int) -> mmap.mmap:
-        """Return a mapping that reaches `end`; made anew when the file has grown since (a run that is still being written)."""
+        """Return a mapping that reaches `end`. It is made again if the file has grown: the run may still be written."""
         mapping = self._pool.get(self._parts, self._map)
         if end > len(mapping) and mapping.size() > len(mapping):
             self._pool.drop(self._parts)
             mapping = self._pool.get(self._parts, self._map)
-        # Asked of the file each time: touching a page that was cut off since would kill the process.
+        # Checked each time: touching a page that was cut off since would kill the process.
         if end > min(len(mapping), size := mapping.size()):
             raise TensorDamaged(
                 f"it ends at byte {end:,}, the file holds {size:,}. The disk may have filled during capture"

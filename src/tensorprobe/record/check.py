@@ -1,4 +1,4 @@
-"""Checking a whole run: every rule of docs/format.md, without stopping at the first that is broken.
+"""Check a whole run against every rule of docs/format.md, without stopping at the first broken one.
 
 In: an open run. Out: a `Verification` that counts what was checked and lists what is wrong. With `data=True` every
 stored byte is read and its digest computed anew, which finds flipped bits. Nothing is repaired, nothing is written.
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass
 class Verification:
-    """What was checked, and what is wrong. `cut` is true when there were more problems than are kept."""
+    """What was checked, and what is wrong. `cut` is true when there are more problems than are kept."""
 
     calls: int = 0
     slots: int = 0
@@ -48,7 +48,7 @@ class Verification:
         return not self.problems
 
     def add(self, problem: Problem) -> None:
-        """Keep the problem, up to a bound: a hostile run must not fill the memory with complaints."""
+        """Add a problem, up to a limit: a hostile run must not fill the memory."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
         else:
@@ -72,7 +72,7 @@ def verify_run(run: Run, *, data: bool = False) -> Verification:
 def _check_parts(run: Run, recorded: Counter[int]) -> Iterator[Problem]:
     held = set(run.segments())
     for rank, part in run.parts.items():
-        if not part.closed or not part.pid:  # without a process it is another tool's dump, which counts nothing
+        if not part.closed or not part.pid:  # a part without a process is another tool's dump, which has no counts
             continue
         where = f"rank{rank}.json"
         for step in part.steps:
@@ -120,7 +120,9 @@ class _SegmentCheck:
     def _check_slot(self, slot: Slot, where: str) -> Iterator[Problem]:
         if slot.side not in _SIDES:
             yield Problem(where, "is neither an input nor an output nor a parameter")
-        ours = slot.digest is not None and ":" not in slot.digest  # other tools' say their kind
+        ours = (
+            slot.digest is not None and ":" not in slot.digest
+        )  # digests of other tools have their kind before a colon
         if ours and _DIGEST.fullmatch(slot.digest or "") is None:
             yield Problem(where, f"its digest {(slot.digest or '')[:40]!r} is not 32 hexadecimal digits")
         if slot.offset is None:
@@ -148,7 +150,7 @@ class _SegmentCheck:
             yield Problem(where, f"its bytes changed since they were written: digest {found}, recorded as {digest}")
 
     def _check_overlap(self) -> Iterator[Problem]:
-        """Two ranges that overlap without being the same one: one of them was overwritten, or the index is forged."""
+        """Yield ranges that overlap without being equal: one was overwritten, or the index is forged."""
         end, last = 0, ""
         for (offset, nbytes), (owner, _) in sorted(self._owners.items()):
             if nbytes and offset < end:

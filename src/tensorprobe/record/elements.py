@@ -1,4 +1,4 @@
-"""From the stored bytes of one slot to a torch tensor or a numpy array.
+"""Convert the stored bytes of one slot to a torch tensor or a numpy array.
 
 In: a checked buffer and the slot that describes it. Out: a view of that buffer, never a copy, except where numpy has
 no such dtype. torch and numpy are imported inside the functions: whoever only lists a run does not pay for them.
@@ -25,7 +25,7 @@ _LARGEST = 2**63 - 1
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether these strides permute a block without holes or overlap, so that the block itself can be stored."""
+    """Return whether these strides permute a block without gaps or overlap, so that the block can be stored as it is."""
     expected = 1
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
         if step != expected:
@@ -35,10 +35,10 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def demand_shape(slot: Slot) -> int:
-    """Return the number of bytes that the slot's dtype and shape demand; TensorDamaged when they describe no tensor."""
+    """Return the number of bytes that dtype and shape need; raise TensorDamaged when they are impossible."""
     dtype = DTYPES.get(slot.dtype)
     if dtype is None:
-        raise TensorDamaged(f"its dtype {slot.dtype!r} is not one a record holds")
+        raise TensorDamaged(f"its dtype {slot.dtype!r} is not a known dtype")
     if len(slot.shape) > MAX_DIMENSIONS:
         raise TensorDamaged(f"it declares {len(slot.shape):,} dimensions, more than {MAX_DIMENSIONS}")
     if slot.shape and not 0 <= min(slot.shape) <= max(slot.shape) <= _LARGEST:
@@ -55,7 +55,7 @@ def demand_shape(slot: Slot) -> int:
 
 
 def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
-    """Return the tensor, on the CPU, on the memory of `buffer`, with the stride it had when its bytes are a dense block."""
+    """Return a CPU tensor on the memory of `buffer`, with its recorded stride if its bytes are a dense block."""
     import torch
 
     dtype = getattr(torch, slot.dtype, None)
@@ -73,7 +73,7 @@ def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
 
 
 def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
-    """Return the array on the memory of `buffer`. bfloat16 and float8 become float32, complex32 becomes complex64 (copies)."""
+    """Return an array on the memory of `buffer`. bfloat16 and float8 are copied to float32, complex32 to complex64."""
     import numpy
 
     name = NUMPY_NAMES.get(slot.dtype)

@@ -1,4 +1,4 @@
-"""Writing the tensors of a run as files that other programs read: numpy's `.npy`, torch's `.pt`, or `.safetensors`.
+"""Write the tensors of a run as files that other programs read: numpy's `.npy`, torch's `.pt`, or `.safetensors`.
 
 In: an open run and an empty folder. Out: `DIR/step0/rank0/<call>.<slot>.npy` or `.pt`, or one `DIR/step0/rank0.safetensors`
 for each step and rank with `<call>.<slot>` as keys. numpy has no bfloat16 and no float8: those become float32 in `.npy`.
@@ -34,7 +34,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECA
 
 @dataclass
 class Exported:
-    """What an export did. `left_out` counts slots by reason: nothing is passed over in silence."""
+    """What an export did. `left_out` counts the slots that were not exported, by reason."""
 
     folder: Path
     files: int = 0
@@ -61,7 +61,7 @@ def export_run(
     `progress` is called for each call that is done.
     """
     if to not in FORMS:
-        raise SettingsError(f"no form {to!r} to export to. There are: {', '.join(FORMS)}.")
+        raise SettingsError(f"cannot export to {to!r}. Choose one of {', '.join(FORMS)}.")
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunExists(
@@ -80,7 +80,7 @@ def export_run(
             found += _write_safetensors(calls, target / f"step{at_step}" / f"rank{at_rank}.safetensors", result)
     if not found:
         raise NotFound(
-            f"no call fits {call!r} in '{run.path}'. Nothing was written."
+            f"no call matches {call!r} in '{run.path}'. Nothing was written."
             if call
             else f"'{run.path}' holds no calls. Nothing was written."
         )
@@ -98,7 +98,7 @@ def _chosen(
 
 
 def _tensors(call: StoredCall, result: Exported) -> Iterator[tuple[str, StoredSlot]]:
-    """Yield each slot that has values, with the name its export gets."""
+    """Yield each slot that has values, with its name in the export."""
     repeat = f".repeat{call.repeat}" if call.repeat else ""
     for slot in call.slots:
         if slot.has_data:
@@ -108,7 +108,7 @@ def _tensors(call: StoredCall, result: Exported) -> Iterator[tuple[str, StoredSl
 
 
 def _write_each(calls: Iterator[StoredCall], folder: Path, result: Exported, form: str) -> int:
-    """Return a file for each tensor."""
+    """Write a file for each tensor, and return how many calls were found."""
     found = 0
     taken: set[str] = set()
     for call in calls:
@@ -129,7 +129,7 @@ def _write_each(calls: Iterator[StoredCall], folder: Path, result: Exported, for
 
 
 def save_tensor(held: Any, file: IO[bytes]) -> None:
-    """A numpy array as `.npy`, a tensor as `.pt`: of its own elements, not of the memory that it is a part of."""
+    """Write a numpy array as `.npy`, or a tensor as `.pt` with its own elements only, not its whole storage."""
     import numpy
 
     if isinstance(held, numpy.ndarray):
@@ -158,7 +158,7 @@ def _write_safetensors(calls: Iterator[StoredCall], file: Path, result: Exported
                 except TensorDamaged:
                     result.left_out["damaged"] += 1
                     continue
-                # Slots with equal values share their memory in a run; safetensors demands that each has its own.
+                # Slots with equal values share memory in a run; safetensors requires each to have its own.
                 tensors[name] = tensor.clone() if tensor.data_ptr() in owners else tensor
                 owners.add(tensor.data_ptr())
     if tensors:
@@ -171,7 +171,7 @@ def _write_safetensors(calls: Iterator[StoredCall], file: Path, result: Exported
 
 
 def _safetensors_has(dtype: str) -> bool:
-    """Return whether the installed safetensors can write that dtype; it says so only by failing, in several ways."""
+    """Return whether the installed safetensors can write this dtype; the only way to know is to try."""
     import torch
     from safetensors.torch import save
 
@@ -192,7 +192,7 @@ def _demand_safetensors() -> None:
 
 
 def safe_file_name(name: str, ending: str, taken: set[str]) -> str:
-    """Return a file name that every file system takes and that is not in `taken`, to which it is added.
+    """Return a file name that every file system accepts and that is not in `taken`; add it to `taken`.
 
     Signs other than letters, digits and `._+=@-` become `_`. A name that was changed, is too long, or differs from
     another in its case only gets a digest of what it was.

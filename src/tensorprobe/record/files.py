@@ -1,4 +1,4 @@
-"""Opening the files of a run without trusting the run.
+"""Open the files of a run without trusting the run.
 
 In: the run's folder and the names of what lies below it. Out: file descriptors of regular files, and names in folders.
 A symbolic link below the run's folder, a pipe, a socket or a device is refused before it is opened, so nothing here
@@ -46,48 +46,50 @@ def open_file(root: Path, *parts: str) -> int:
         found = os.stat(path, dir_fd=folder, follow_symlinks=False)
         _demand(found.st_mode, stat.S_IFREG, base / parts[-1])
         descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)
-    # The name may have been given to something else between the look and the opening.
+    # Something else may have taken the name between the check and the opening.
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RunDamaged(f"'{base / parts[-1]}' changed its kind while it was opened. Nothing was read from it.")
+        raise RunDamaged(f"'{base / parts[-1]}' was replaced while it was opened. Nothing was read from it.")
     return descriptor
 
 
 def read_small_file(root: Path, *parts: str, limit: int) -> bytes:
-    """Return the content of a file of the run; RunDamaged when it has more than `limit` bytes."""
+    """Return the content of a file of the run; raise RunDamaged when it has more than `limit` bytes."""
     with os.fdopen(open_file(root, *parts), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise RunDamaged(
-            f"'{root.joinpath(*parts)}' has more than {limit:,} bytes; no run writes so much there. It was not read."
+            f"'{root.joinpath(*parts)}' has more than {limit:,} bytes, more than any run writes there. It was not read."
         )
     return content
 
 
 def list_names(root: Path, *parts: str) -> list[str]:
-    """Names of everything in the folder `root/parts...`, sorted; RunDamaged when that is not a folder."""
+    """Return the sorted names in the folder `root/parts...`; raise RunDamaged when it is not a folder."""
     with _readable(root.joinpath(*parts)), _folder(root, parts) as (folder, base):
         return sorted(os.listdir(base if folder is None else folder))  # noqa: PTH208 (a descriptor is no Path)
 
 
 def demand_folder(root: Path, *parts: str) -> None:
-    """RunDamaged unless `root/parts...` is a real folder (not a link to one)."""
+    """Raise RunDamaged unless `root/parts...` is a real folder, not a link to one."""
     with _folder(root, parts):
         pass
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn the system's refusal into an error of ours that names the file."""
+    """Convert a refusal of the system to a RunError that names the file."""
     try:
         yield
     except PermissionError:
-        raise RunError(f"'{path}' may not be read by this user. Ask its owner, or copy the run.") from None
+        raise RunError(
+            f"'{path}' cannot be read by this user. Ask its owner for access, or for a copy of the run."
+        ) from None
 
 
 @contextmanager
 def _folder(root: Path, parts: tuple[str, ...]) -> Iterator[tuple[int | None, Path]]:
-    """Yield a descriptor of the folder `root/parts...` (None where the system has no openat) and its path."""
+    """Yield a descriptor of the folder `root/parts...` (None if the system has no openat) and its path."""
     base = root
     if not _RELATIVE:
         for part in parts:
@@ -118,7 +120,7 @@ def _demand(mode: int, kind: int, path: Path) -> None:
 
 
 def demand_run_folder(path: Path) -> None:
-    """RunNotFound unless `path` is a folder, or a link to one."""
+    """Raise RunNotFound unless `path` is a folder, or a link to one."""
     if not path.exists():
         raise RunNotFound(f"no folder '{path}'.")
     if not path.is_dir():

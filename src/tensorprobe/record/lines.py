@@ -1,4 +1,4 @@
-"""JSON lines, read in blocks and trusted in nothing.
+"""Read JSON lines in blocks, without trusting them.
 
 In: a descriptor. Out: `Line` by `Line`, decoded, with its number and its place. A last line without its end is left
 out, as the format demands. A line that cannot be decoded comes out as a `Damage`; the lines after it are still read.
@@ -16,10 +16,10 @@ import msgspec
 BLOCK = 1 << 18
 MAX_LINE = 16 << 20
 MAX_DAMAGED = 1000
-"""After so many damaged lines the rest of a file is not worth reading."""
+"""After this many damaged lines, the rest of a file is not read."""
 
 MAX_NESTING = 100
-"""JSON nested deeper than this is refused: whoever walks it may do so by recursion."""
+"""JSON nested deeper than this is refused: callers may walk it recursively."""
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Damage(NamedTuple):
 
 
 class Line(NamedTuple, Generic[T]):
-    """One decoded line: its number from 0, where it starts, how long it is with its end."""
+    """One decoded line: its zero-based number, its start, and its length with the line end."""
 
     number: int
     start: int
@@ -48,7 +48,7 @@ class Line(NamedTuple, Generic[T]):
 
 
 def reason_of(error: Exception) -> str:
-    """In words for a user, why a piece of JSON was refused."""
+    """Return why a piece of JSON was refused, in words for a user."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -88,7 +88,7 @@ def read_lines(descriptor: int, file: str, decode: Callable[[bytes], T]) -> Iter
 
 
 def nesting_exceeds(tree: Any, limit: int) -> bool:
-    """Return whether lists and objects are nested deeper than `limit`; level by level, so that depth costs no recursion."""
+    """Return whether lists and objects are nested deeper than `limit`, without recursion."""
     level = [tree]
     for _ in range(limit):
         level = [

@@ -27,7 +27,7 @@ _EARLY = 100
 
 
 def describe_run(run: Run) -> RunOverview:
-    """Return the run as a whole; reads its index, a few calls and no tensor."""
+    """Return an overview of the run; this reads its index, a few calls and no tensor."""
     segments = [_describe_segment(run, step, rank) for step, rank in run.segments()]
     return RunOverview(
         path=str(run.path),
@@ -53,7 +53,7 @@ def describe_run(run: Run) -> RunOverview:
 
 
 def describe_call(run: Run, call: StoredCall, *, slot: str | None = None) -> CallView:
-    """One call with its stack and samples of its values; only the slot of that name when `slot` is given."""
+    """Return one call with its stack and sample values, or only the given slot of it."""
     slots = [held for held in call.slots if slot is None or held.name == slot or held.name.startswith(slot + ".")]
     if slot is not None and not slots:
         known = [held.name for held in call.slots]
@@ -81,7 +81,7 @@ def describe_call(run: Run, call: StoredCall, *, slot: str | None = None) -> Cal
 
 
 def describe_slot(slot: StoredSlot) -> SlotView:
-    """One tensor with its first values and the places of its extremes, when its values were recorded and are sound."""
+    """Return one tensor with its first values and the indices of its extremes, if its values can be read."""
     first: list[Number] = []
     places: dict[str, Element] = {}
     problem = None
@@ -110,7 +110,7 @@ def describe_slot(slot: StoredSlot) -> SlotView:
 
 
 def list_calls(run: Run, step: int | None, rank: int | None, *, limit: int) -> tuple[list[CallLine], int]:
-    """Return the first `limit` calls of the chosen steps and ranks, and how many there are in all."""
+    """Return the first `limit` calls of the chosen steps and ranks, and the total number."""
     total = sum(len(run.segment(*key).index().entries) for key in run.segments(step, rank))
     lines: list[CallLine] = []
     for call in run.calls(step, rank, on_damage="skip"):
@@ -121,13 +121,13 @@ def list_calls(run: Run, step: int | None, rank: int | None, *, limit: int) -> t
 
 
 def describe_line(call: StoredCall) -> CallLine:
-    """One call as a line of a list."""
+    """Return one call as a line of a list."""
     outputs = [f"{slot.dtype} {list(slot.shape)}" for slot in call.outputs]
     return CallLine(call.name, call.step, call.rank, call.index, call.repeat, call.module, outputs)
 
 
 def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
-    """Return the coverage of all ranks together: numbers added, notes once each, the first error of any."""
+    """Return the coverage of all ranks together: sums of the counts, distinct notes, the first error."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     blind: Counter[str] = Counter()
@@ -162,7 +162,7 @@ def _describe_segment(run: Run, step: int, rank: int) -> SegmentOverview:
 
 
 def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
-    """Return which steps of a run that was never closed are whole, and what there is of the next."""
+    """Return which steps of an unclosed run are complete, and what the next step holds."""
     ends = {
         rank: max((segment.step for segment in segments if segment.rank == rank), default=-1)
         for rank, part in run.parts.items()
@@ -177,7 +177,7 @@ def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
         f"{rest[rank]:,} calls on rank {rank}" if rest.get(rank) else f"none on rank {rank}" for rank in run.ranks[:8]
     ]
     steps = (
-        f"Step{'s' if len(whole) > 1 else ''} {ranges(whole)} {'are' if len(whole) > 1 else 'is'} whole; "
+        f"Step{'s' if len(whole) > 1 else ''} {ranges(whole)} {'are' if len(whole) > 1 else 'is'} complete; "
         if whole
         else ""
     )
@@ -187,7 +187,7 @@ def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
 
 
 def _example(run: Run) -> str | None:
-    """Return the name of a call that shows something: an early one that is not a module and has inputs, else the first."""
+    """Return the name of a call worth showing: an early one that is not a module and has inputs, else the first."""
     first = None
     for step, rank in run.segments()[:1]:
         try:
@@ -201,7 +201,7 @@ def _example(run: Run) -> str | None:
 
 
 def _places(array: numpy.ndarray[Any, Any]) -> dict[str, Element]:
-    """Return where the greatest and the least value stand, and the first NaN and infinity."""
+    """Return the greatest and the least element, and the first NaN and infinity."""
     import numpy
 
     if not array.size or array.dtype.kind not in "fiu":

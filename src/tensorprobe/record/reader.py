@@ -1,8 +1,9 @@
-"""Opening a run: `open_run(path)`.
+"""Open a run: `open_run(path)`, and read the calls of our own format (docs/format.md).
 
-In: the folder of a run, or a dump of another tool. Out: a `Run`, or RunNotFound with what the folder holds instead,
-UnsupportedVersion, RunDamaged.
-Only the manifest, the parts of the ranks and the names of folders are read; neither torch nor numpy is imported.
+In: the folder of a run, or a dump of another tool; nothing in it is trusted. Out: a `Run`. Raises RunNotFound with what the
+folder holds instead, UnsupportedVersion or RunDamaged. Opening reads only the manifest, the parts of the ranks and the names
+of folders, and imports neither torch nor numpy. The index of a segment takes one pass that decodes two fields of each line;
+a call is decoded when it is asked for.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class _Version(msgspec.Struct):
-    """What must be known of a manifest before the rest of it can be understood."""
+    """The fields of a manifest that say how to read the others."""
 
     format: str = ""
     version: int = 0
@@ -52,7 +53,7 @@ def open_run(path: str | Path, data: str | Path | None = None) -> Run:
     root = Path(path)
     if data is None and (root / "manifest.json").exists():
         return _open_native(root)
-    # Imported here: a recorder, which starts with each capture, does without it.
+    # Imported here because a recorder, which starts with each capture, does not need it.
     from tensorprobe.record.foreign import open_foreign
 
     run = open_foreign(root, None if data is None else Path(data))
@@ -82,7 +83,7 @@ def _open_native(root: Path) -> Run:
 
 
 def _promises(part: RankPart, step: int) -> bool:
-    """Return whether the rank ended well and says that it recorded the step. A folder alone may be a killed rank's, and empty."""
+    """Return whether the rank ended well and lists the step. The folder of a killed rank may be empty."""
     return part.closed and step in part.steps
 
 
@@ -129,7 +130,7 @@ def _read_parts(root: Path) -> dict[int, RankPart]:
 
 
 def _find_segments(root: Path) -> list[tuple[int, int]]:
-    """Return every (step, rank) that has a folder. Other names in the run's folder are none of our business."""
+    """Return every (step, rank) that has a folder. Other names in the run's folder are ignored."""
     found = []
     for step_name in list_names(root):
         if step := _STEP_FOLDER.fullmatch(step_name):
@@ -147,9 +148,9 @@ def _decode(raw: bytes, kind: type[S], path: Path) -> S:
         raise RunDamaged(
             f"'{path}' cannot be read: {reason_of(error)}.\n"
             + (
-                "  Without it the rest of the run has no meaning to us."
+                "  The rest of the run cannot be read without it."
                 if path.name == "manifest.json"
-                else "  Move it away to read the calls without what it says of the rank."
+                else "  Move it away to read the calls without it."
             )
         ) from None
 
@@ -162,7 +163,7 @@ _CALL_NAME = re.compile(
 
 
 class _IndexLine(msgspec.Struct, frozen=True, gc=False):
-    """As little of a call as an index needs; the rest of the line is passed over without making objects of it."""
+    """The fields of a call that an index needs; the rest of the line is skipped without creating objects."""
 
     name: str
     repeat: int = 0
@@ -186,7 +187,7 @@ class NativeSegment:
         self.source = Blob(root, self._folder, pool)
 
     def index(self) -> Index:
-        """Return the index of the calls, in execution order; read once."""
+        """Return the index of the calls, in execution order; it is read once."""
         if self._index is None:
             entries, damage, places = [], [], array("q")
             for item in self._lines("calls.jsonl", _read_index_line, required=self._promised):
@@ -199,13 +200,13 @@ class NativeSegment:
         return self._index
 
     def calls(self) -> Iterator[tuple[int, Call] | Damage]:
-        """Yield each call with its line from 0; a Damage in place of a line that cannot be read."""
+        """Yield each call with its zero-based line, or a Damage for a line that cannot be read."""
         for item in self._lines("calls.jsonl", _read_call, required=self._promised):
             yield item if isinstance(item, Damage) else (item.number, item.value)
 
     def call_at(self, entry: Entry) -> Call:
-        """Return the one call of an index entry, read alone; RunDamaged when its line breaks the format."""
-        # Damaged lines are not in the index, so an entry may stand before its line's number.
+        """Read the call of one index entry; raise RunDamaged when its line breaks the format."""
+        # Damaged lines are not in the index, so the position of an entry may be lower than its line.
         position = bisect_left(self.index().entries, entry.line, key=lambda held: held.line)
         start, length = self._places[2 * position], self._places[2 * position + 1]
         with os.fdopen(open_file(self._root, *self._folder, "calls.jsonl"), "rb", buffering=0) as file:
@@ -218,12 +219,12 @@ class NativeSegment:
             raise RunDamaged(f"'{self._root}' is damaged at {damage}. Other calls are readable.") from None
 
     def stack(self, number: int) -> Stack | None:
-        """Return the stack with that id; None when the file does not hold it (stacks were off, or the process was killed)."""
+        """Return the stack with this id; None when it is not in the file (stacks were off, or the process was killed)."""
         if self._stacks is None:
             stacks = {}
             for item in self._lines("stacks.jsonl", _decode_stack, required=False):
                 if isinstance(item, Damage):
-                    raise RunDamaged(f"'{self._root}' is damaged at {item}. Its calls and tensors are not concerned.")
+                    raise RunDamaged(f"'{self._root}' is damaged at {item}. Its calls and tensors are not affected.")
                 stacks[item.value.id] = item.value
             self._stacks = stacks
         return self._stacks.get(number)
@@ -249,7 +250,7 @@ class NativeSegment:
         except FileNotFoundError:
             if required:
                 raise RunDamaged(
-                    f"'{self._root}' lacks {self._name(name)}, although its rank says that it was written. Was it copied in part?"
+                    f"'{self._root}' lacks {self._name(name)}, although its rank lists it as written. Was the run copied only in part?"
                 ) from None
             return iter(())
         return read_lines(descriptor, self._name(name), decode)
@@ -271,7 +272,7 @@ def _read_call(raw: bytes) -> Call:
 
 
 def _demand_call_name(name: str) -> None:
-    # The usual names are known by their ends; the pattern, which is slow, decides about the rest.
+    # The ends of a name settle the usual cases; the slow pattern decides the rest.
     if name.endswith((".forward", ".backward")) and name.isprintable():
         head, _, number = name.rpartition(".")[0].rpartition(".")
         if head and number.isdigit() and number.isascii() and len(number) <= 18:

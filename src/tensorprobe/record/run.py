@@ -1,8 +1,8 @@
 """A run, whatever its layout on disk: steps, ranks, calls in execution order, coverage.
 
 In: the manifest, the parts of the ranks, and one `Segment` for each step and rank (a layout's reader makes them).
-Out: calls, one by one, without their values. A `Run` is a look at the folder at one time: open it again to see what
-was added. It promises to import neither torch nor numpy, and to read no tensor.
+Out: calls, one by one, without their values. A `Run` shows the folder as it was when it was opened; open it again to see
+what was added. It imports neither torch nor numpy, and reads no tensor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tensorprobe.record.lines import Damage
 from tensorprobe.record.stored import StoredCall
 
 OnDamage = Literal["raise", "skip"]
-"""At a damaged line: raise RunDamaged after what came before it, or go on with what comes after it."""
+"""At a damaged line: raise RunDamaged after the calls before it, or continue with the calls after it."""
 
 _NUMBERED = re.compile(r"\.[0-9]+(\.(forward|backward))?$")
 
 
 class Entry(NamedTuple):
-    """What the index knows of one call: its line from 0, its name, and how often it had been recorded before."""
+    """One call in the index: its zero-based line, its name, and how often it was recorded before."""
 
     line: int
     name: str
@@ -35,14 +35,14 @@ class Entry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The calls of one rank in one step, in execution order, and the lines that not even an index can be made of."""
+    """The calls of one rank in one step, in execution order, and the lines that cannot be indexed."""
 
     entries: Sequence[Entry]
     damage: Sequence[Damage]
 
 
 class Segment(Protocol):
-    """The calls of one rank in one step, as a layout's reader gives them."""
+    """The calls of one rank in one step, as the reader of a layout returns them."""
 
     @property
     def source(self) -> ByteSource:
@@ -50,15 +50,15 @@ class Segment(Protocol):
         ...
 
     def index(self) -> Index:
-        """Return the index; read once."""
+        """Return the index, which is read once."""
         ...
 
     def calls(self) -> Iterator[tuple[int, Call] | Damage]:
-        """Yield each call with its line from 0; a Damage in place of a line that cannot be read."""
+        """Yield each call with its zero-based line, or a Damage for a line that cannot be read."""
         ...
 
     def call_at(self, entry: Entry) -> Call:
-        """Return the one call of an index entry; RunDamaged when its line breaks the format."""
+        """Return the call of an index entry; raise RunDamaged when its line breaks the format."""
         ...
 
     def stack(self, number: int) -> Stack | None:
@@ -70,7 +70,7 @@ class Segment(Protocol):
         ...
 
     def size_bytes(self) -> int:
-        """Return how many bytes its stored values take on disk."""
+        """Return the size of the stored values on disk."""
         ...
 
 
@@ -93,9 +93,9 @@ class Run:
         self.one_rank = one_rank
         """Whether the path names one rank of a dump, so that its number need not be that of the rank it is compared with."""
         self.true_rank: int | None = None
-        """The number of the one rank on disk, when it goes by another here."""
+        """The number of the rank on disk, if this run uses another number for it."""
         self.true_step: int | None = None
-        """The same of its one step."""
+        """The number of the step on disk, if this run uses another number for it."""
         self.manifest = manifest
         self.parts = dict(sorted(parts.items()))
         self._segments = dict(sorted(segments.items()))
@@ -104,10 +104,10 @@ class Run:
         return f"<run '{self.path}': {len(self.steps)} steps, {len(self.ranks)} ranks>"
 
     def renumbered(self, rank: int, step: int | None = None) -> Run:
-        """Return the same run of one rank, which goes by that number, and its one step by that one. For the candidate of a comparison."""
+        """Return this run with its only rank, and optionally its only step, renumbered, to compare it with another rank or step."""
         if len(self.ranks) != 1 or (step is not None and len(self.steps) != 1):
             raise NotFound(
-                f"'{self.path}' has {len(self.ranks)} ranks, {len(self.steps)} steps; only one can go by another number."
+                f"'{self.path}' has {len(self.ranks)} ranks, {len(self.steps)} steps; expected one of each to renumber."
             )
         (own,) = self.ranks
         steps = {held: held if step is None else step for held in self.steps}
@@ -134,16 +134,16 @@ class Run:
 
     @property
     def closed(self) -> bool:
-        """Whether every rank ended its part; False when a recording process was killed or is still at work."""
+        """Whether every rank finished its part; False when a recording process was killed or is still running."""
         return bool(self.parts) and all(part.closed for part in self.parts.values())
 
     @property
     def coverage(self) -> dict[int, Coverage]:
-        """What each rank saw and what became of it."""
+        """What each rank saw, and how much of it was recorded."""
         return {rank: part.coverage for rank, part in self.parts.items()}
 
     def segments(self, step: int | None = None, rank: int | None = None) -> list[tuple[int, int]]:
-        """Return the pairs (step, rank) that the run holds, in order; NotFound when none fits what was asked for."""
+        """Return the (step, rank) pairs of the run, in order; raise NotFound when none matches."""
         for kind, asked, held in (("step", step, self.steps), ("rank", rank, self.ranks)):
             if asked is not None and asked not in held:
                 raise NotFound(f"no {kind} {asked} in '{self.path}'. It holds {kind}s {ranges(held) or '(none)'}.")
@@ -153,17 +153,17 @@ class Run:
         return chosen
 
     def segment(self, step: int, rank: int) -> Segment:
-        """Return the calls of one rank in one step, as the layout's reader gives them."""
+        """Return the segment of one rank in one step."""
         found = self._segments.get((step, rank))
         return self._segments[self.segments(step, rank)[0]] if found is None else found
 
     def calls(
         self, step: int | None = None, rank: int | None = None, *, on_damage: OnDamage = "raise"
     ) -> Iterator[StoredCall]:
-        """Yield each call, in execution order; in a step, rank after rank.
+        """Yield the calls in execution order; within a step, rank after rank.
 
-        At a damaged line RunDamaged is raised after the calls before it; with `on_damage="skip"` reading goes on
-        behind it, and `damage` tells what was passed over.
+        At a damaged line, RunDamaged is raised after the calls before it. With `on_damage="skip"` reading continues
+        after the line, and `damage` returns what was skipped.
         """
         for at_step, at_rank in self.segments(step, rank):
             segment = self._segments[at_step, at_rank]
@@ -177,23 +177,23 @@ class Run:
                 yield StoredCall(call, step=at_step, rank=at_rank, index=index, run=self.path, source=source)
 
     def names(self, step: int, rank: int, *, on_damage: OnDamage = "raise") -> list[str]:
-        """Return the names of the calls of one rank in one step, from the index: no call is decoded for it."""
+        """Return the names of the calls of one rank in one step, from the index: no call is decoded."""
         index = self.segment(step, rank).index()
         if on_damage == "raise" and index.damage:
             raise self._damaged(index.damage[0])
         return [entry.name for entry in index.entries]
 
     def damage(self, step: int, rank: int) -> list[Damage]:
-        """Return every damaged line of one rank in one step; reads all of it."""
+        """Return every damaged line of one rank in one step; this reads the whole segment."""
         return list(self.segment(step, rank).damage())
 
     def find(
         self, name: str, *, step: int | None = None, rank: int | None = None, repeat: int | None = None
     ) -> list[StoredCall]:
-        """Return the calls of that name, or whose name goes on with a dot behind it, in the first step and rank that has any.
+        """Return the calls with this name, or with this name and a dot as prefix, in the first step and rank that has any.
 
-        So `Functional.conv2d.1` finds its forward and its backward, `Functional.conv2d` every one. NotFound names the
-        nearest.
+        `Functional.conv2d.1` finds its forward and its backward, `Functional.conv2d` finds every call of the op. Raises
+        NotFound with the nearest names.
         """
         chosen = self.segments(step, rank)
         for at_step, at_rank in chosen:
@@ -216,17 +216,17 @@ class Run:
         raise self._unknown_call(name, chosen, repeat)
 
     def call(self, name: str, step: int | None = None, rank: int | None = None, repeat: int = 0) -> StoredCall:
-        """Return the first call that `find` finds: for a name without direction, the forward one."""
+        """Return the first call that `find` finds: the forward one, if the name has no direction."""
         return self.find(name, step=step, rank=rank, repeat=repeat)[0]
 
     def stack(self, call: StoredCall) -> Stack | None:
-        """Return where in the user's program the call was made; None when no stack was recorded for it."""
+        """Return the stack of the call in the user's program; None when none was recorded."""
         return None if call.stack is None else self.segment(call.step, call.rank).stack(call.stack)
 
     def _damaged(self, damage: Damage) -> RunDamaged:
         return RunDamaged(
             f"'{self.path}' is damaged at {damage}.\n"
-            "  The calls before it are readable; on_damage='skip' reads those behind it too."
+            "  The calls before it are readable; on_damage='skip' reads those after it too."
         )
 
     def _unknown_call(self, name: str, chosen: list[tuple[int, int]], repeat: int | None) -> NotFound:
@@ -240,13 +240,13 @@ class Run:
 
 
 def matching(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """Return the entries with exactly that name, else those whose name goes on with a dot behind it."""
+    """Return the entries with exactly this name, else those with this name and a dot as prefix."""
     exact = [entry for entry in entries if entry.name == name]
     return exact or [entry for entry in entries if entry.name.startswith(name + ".")]
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-3, 7` for sorted numbers 0, 1, 2, 3, 7."""
+    """Return `0-3, 7` for the sorted numbers 0, 1, 2, 3, 7."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:

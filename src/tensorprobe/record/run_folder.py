@@ -25,7 +25,7 @@ _OURS = re.compile(r"(manifest\.json|rank\d+\.json|step\d+)\Z")
 
 
 def refuse_existing(run: Path, rank: int, *, overwrite: bool) -> None:
-    """Raise RunExists when the folder must not be written to: it holds this rank's run, or things that are not a run's."""
+    """Raise RunExists when the folder holds this rank's run already, or files that do not belong to a run."""
     if not run.exists():
         return
     if not run.is_dir():
@@ -34,7 +34,7 @@ def refuse_existing(run: Path, rank: int, *, overwrite: bool) -> None:
     foreign = [name for name in foreign if not name.startswith(".rank") and not name.startswith(".manifest")]
     if foreign:
         raise RunExists(
-            f"{str(run)!r} holds files that are not a run's: {', '.join(foreign[:5])}. Nothing was written.\n"
+            f"{str(run)!r} holds files that do not belong to a run: {', '.join(foreign[:5])}. Nothing was written.\n"
             "  Pass a folder that does not exist yet."
         )
     if (run / f"rank{rank}.json").exists() and not overwrite:
@@ -45,7 +45,7 @@ def refuse_existing(run: Path, rank: int, *, overwrite: bool) -> None:
 
 
 def make_run(run: Path, rank: int, world_size: int, *, torch_version: str, settings: dict[str, Any]) -> None:
-    """Make the folder, the manifest if nobody has yet, and this rank's part, not closed. What this rank left before is removed."""
+    """Make the folder, the manifest unless it exists, and this rank's part, not closed. Remove what this rank left before."""
     run.mkdir(parents=True, exist_ok=True)
     _remove_rank(run, rank)
     if rank == 0:
@@ -77,7 +77,7 @@ def _remove_rank(run: Path, rank: int) -> None:
 
 
 def _remove_ranks_beyond(run: Path, world_size: int) -> None:
-    """Ranks of an earlier, larger run would otherwise be taken for ranks of this one."""
+    """Remove ranks of an earlier, larger run, which would look like ranks of this one."""
     for part in run.glob("rank*.json"):
         number = part.stem.removeprefix("rank")
         if number.isdigit() and int(number) >= world_size:
@@ -85,7 +85,7 @@ def _remove_ranks_beyond(run: Path, world_size: int) -> None:
 
 
 def read_part(run: Path, rank: int) -> RankPart | None:
-    """Return a rank's part as it stands on disk; None when it is absent or not whole."""
+    """Return a rank's part from disk; None when it is missing or incomplete."""
     try:
         return msgspec.json.decode((run / f"rank{rank}.json").read_bytes(), type=RankPart)
     except (OSError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""A call and its slots as they were read from a run: what the model says of them, where they stand, and their values.
+"""A call and its slots as read from a run: their description, their position, and their values.
 
 The fields of `model.Call` and `model.Slot` are given through; `call.model` and `slot.model` are those structs.
 Values are read when `tensor()`, `numpy()` or `buffer()` is called, and never before.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class StoredCall:
-    """One call of a run. `index` is its place, from 0, among the lines of its step and rank."""
+    """One call of a run. `index` is its zero-based line in its step and rank."""
 
     __slots__ = ("_run", "_source", "index", "model", "rank", "step")
 
@@ -119,7 +119,7 @@ class StoredCall:
         if nesting_exceeds(tree, MAX_NESTING):
             raise RunDamaged(
                 f"the arguments of {self.name} (call {self.index}, rank {self.rank}, step {self.step}) "
-                f"in '{self._run}' are nested more than {MAX_NESTING} deep. Its tensors are readable all the same."
+                f"in '{self._run}' are nested more than {MAX_NESTING} deep. Its tensors can still be read."
             )
         return tree
 
@@ -193,7 +193,7 @@ class StoredSlot:
         return self.model.has_data
 
     def tensor(self) -> torch.Tensor:
-        """Return the values as a torch tensor on the CPU, on the memory of the file: nothing is copied until it is written to.
+        """Return the values as a CPU tensor on the memory of the file; nothing is copied until you write to it.
 
         Clone it before writing: slots with equal values share their memory. NoData when only a summary was recorded,
         TensorDamaged when the bytes are not sound.
@@ -201,11 +201,11 @@ class StoredSlot:
         return self._read(lambda: to_torch(self._bytes(), self.model))
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
-        """Return the values as a numpy array; bfloat16 and float8 become float32, complex32 complex64. Fails as `tensor`."""
+        """Return the values as a numpy array; bfloat16 and float8 become float32, complex32 becomes complex64. Raises as `tensor` does."""
         return self._read(lambda: to_numpy(self._bytes(), self.model))
 
     def buffer(self) -> memoryview:
-        """Return the bytes as they are stored, little-endian. Fails as `tensor`."""
+        """Return the stored bytes, little-endian. Raises as `tensor` does."""
         return self._read(self._bytes)
 
     def _bytes(self) -> memoryview:
@@ -215,7 +215,7 @@ class StoredSlot:
         if not self.has_data:
             why = f"it was skipped: {self.skipped}" if self.skipped else "only its description was recorded"
             raise NoData(
-                f"no values of {self._place()}; {why}.\n  Capture with mode='tensor', and max_bytes large enough, to have them."
+                f"no values of {self._place()}; {why}.\n  Capture with mode='tensor', and a large enough max_bytes, to record them."
             )
         try:
             return read()
