@@ -110,7 +110,7 @@ def test_modules_are_left_out_and_said(tmp_path: Path) -> None:
     module = call("Module.net.Linear.forward.0", inputs=[X], outputs=[Y], level="module")
     made = plan(tmp_path, [linear(0, parent="Module.net.Linear.forward.0"), module])
     assert list(chosen(made)) == ["Functional.linear.0.forward"]
-    assert made.notes == ["1 call of a module not run as a whole: the calls inside are, where recorded"]
+    assert made.notes == ["1 call of a module not run as a whole, only the recorded calls inside"]
 
 
 def test_only_the_first_step_unless_asked(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_only_the_first_step_unless_asked(tmp_path: Path) -> None:
             "Functional.linear.4.forward (step 3, rank 1)",
         ]
     }
-    assert made.notes == ["only step 3 was looked at, of steps 3-4: --steps takes others"]
+    assert made.notes == ["only step 3 of steps 3-4 was checked; choose with --steps"]
     other = plan_checks(open_run(tmp_path / "run"), PrecheckSettings(steps="4", ranks=1, dedupe=False))
     assert [(one.task.step, one.task.rank) for one in other.checks] == [(4, 1), (4, 1)]
     assert other.notes == []
@@ -182,7 +182,7 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     (tmp_path / "run" / "step0" / "rank0" / "stacks.jsonl").write_text("{broken\n")
     made = plan_checks(open_run(tmp_path / "run"), PrecheckSettings())
     assert len(made.checks) == 2
-    assert len(made.notes) == 1 and made.notes[0].startswith("1 damaged line of the run passed over, the first: ")
+    assert len(made.notes) == 1 and made.notes[0].startswith("1 damaged line of the run skipped, the first: ")
 
 
 def test_a_damaged_stack_loses_the_line_and_not_the_call(tmp_path: Path) -> None:

@@ -107,12 +107,12 @@ def test_a_shard_says_what_comes_next(tmp_path: Path) -> None:
 
 WRONG = [
     (["--format", "csv"], "--format csv writes a file: add -o FOLDER, or --format csv=FILE"),
-    (["--format", "xml"], "unknown form 'xml'; expected text, json, md, junit, github, csv, parquet or xlsx"),
-    (["--format", "markdwn"], "unknown form"),
+    (["--format", "xml"], "unknown format 'xml'; expected text, json, md, junit, github, csv, parquet or xlsx"),
+    (["--format", "markdwn"], "unknown format"),
     (["--format", "md="], "the file is missing after '='"),
     (["--format", "md=nowhere/x.md"], "there is no folder 'nowhere'"),
-    (["--format", "md", "--format", "junit"], "only one form can be printed, got md, junit"),
-    (["--format", "md", "--json"], "only one form can be printed, got md, json"),
+    (["--format", "md", "--format", "junit"], "only one format can be printed, got md, junit"),
+    (["--format", "md", "--json"], "only one format can be printed, got md, json"),
     (["-o", "x", "--output", "y"], "--out is given twice"),
     (["--shard", "1/2"], "--shard writes its part into a folder that all shards share: add -o FOLDER"),
     (["--shard", "1/2", "-o", "x", "--json"], "a shard has no answer to print"),

@@ -108,7 +108,7 @@ def test_step_lists_its_calls(run_path: Path) -> None:
 
 def test_sound_run_is_verified(run_path: Path) -> None:
     result = invoke(run_path, "--verify")
-    assert (result.exit_code, result.stdout[:5]) == (0, "SOUND")
+    assert (result.exit_code, result.stdout[:6]) == (0, "INTACT")
 
 
 def test_flipped_bit_is_reported_and_sets_the_exit_code(run_path: Path) -> None:

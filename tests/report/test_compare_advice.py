@@ -78,7 +78,7 @@ def test_nothing_wrong_is_na() -> None:
         "Line: NA",
         "Suspect Nodes: NA",
         "Expert Advice: NA",
-        "Every pair of calls is within the tolerance of the policy.",
+        "All pairs of calls are within the tolerance of the policy.",
     ]
 
 

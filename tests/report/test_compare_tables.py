@@ -181,7 +181,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
         write(tmp_path / "r.csv", "csv", columns)
     swapped = made.columns(rows(1))
     swapped["step"] = swapped.pop("step")
-    with pytest.raises(SettingsError, match="the order is another"):
+    with pytest.raises(SettingsError, match="in a different order"):
         write(tmp_path / "r.csv", "csv", swapped)
     assert list(tmp_path.iterdir()) == []
 
@@ -250,11 +250,11 @@ def test_a_workbook_that_is_cut_says_so_and_keeps_what_does_not_agree(tmp_path: 
     assert write_xlsx(tmp_path / "r.xlsx", batches, cap=5, full_table="out/result.parquet") == (5, 95)
     lines = list(sheet_of(tmp_path / "r.xlsx").iter_rows(values_only=True))
     assert [line[2] for line in lines[1:6]] == [0, 1, 50, 70, 71]
-    assert lines[6][0] == "95 rows left out here, 0 of them do not agree. All rows: out/result.parquet"
+    assert lines[6][0] == "95 rows left out, of which 0 do not agree. All rows: out/result.parquet"
     assert write_xlsx(tmp_path / "r.xlsx", batches, cap=2) == (2, 98)
     lines = list(sheet_of(tmp_path / "r.xlsx").iter_rows(values_only=True))
     assert [line[2] for line in lines[1:3]] == [1, 50]
-    assert lines[3][0] == "98 rows left out here, 2 of them do not agree."
+    assert lines[3][0] == "98 rows left out, of which 2 do not agree."
     assert write_xlsx(tmp_path / "r.xlsx", batches, cap=100) == (100, 0)
     assert len(list(sheet_of(tmp_path / "r.xlsx").iter_rows())) == 101
 

@@ -108,7 +108,7 @@ def test_run_is_told_answer_first_and_next_command_last() -> None:
         "1,300 calls seen: 1,204 recorded · 90 filtered · 6 failed",
         "sparse layout 3",
         "jit.script 2",
-        "'conv3d' fits no call; nearest: conv2d",
+        "'conv3d' matches no call; nearest: conv2d",
         "attention took its slow path",
         "RuntimeError: boom",
         "npu:0 (rank 0)",
@@ -129,7 +129,7 @@ def test_unclosed_run_says_so_first() -> None:
 
 def test_damage_is_told() -> None:
     text = render_run(overview(damaged=2, segments=[SegmentOverview(0, 0, 5, 2, 0)]))
-    assert "DAMAGED: 2 lines cannot be read. See them with --verify" in text
+    assert "DAMAGED: 2 lines cannot be read. List them with --verify" in text
     assert "2 damaged lines" in text
 
 
@@ -183,7 +183,7 @@ def test_list_of_calls_says_what_was_cut() -> None:
 
 def test_verification_is_told() -> None:
     sound = render_verification([], calls=1, slots=2, bytes_hashed=64, cut=False)
-    assert sound.startswith("SOUND  1 call, 2 slots, 64 bytes read")
+    assert sound.startswith("INTACT  1 call, 2 slots, 64 bytes read")
     broken = render_verification(["a: x", "b: y"], calls=1, slots=2, bytes_hashed=0, cut=True, limit=1)
     assert broken.splitlines() == [
         "DAMAGED  at least 2 problems in 1 call, 2 slots, 0 bytes read:",

@@ -233,10 +233,10 @@ class _Reading:
         notes = list(self._lost_stacks.values())
         if self._modules:
             calls, what = counted(self._modules, "call"), "audited" if asked.recorded else "run"
-            notes.append(f"{calls} of a module not {what} as a whole: the calls inside are, where recorded")
+            notes.append(f"{calls} of a module not {what} as a whole, only the recorded calls inside")
         if self._damage:
             lines = counted(len(self._damage), "damaged line")
-            notes.append(f"{lines} of the run passed over, the first: {self._damage[0]}")
+            notes.append(f"{lines} of the run skipped, the first: {self._damage[0]}")
         return notes
 
     def _key(self, call: Call, line: int) -> bytes:
@@ -277,7 +277,7 @@ def _places(run: Run, asked: Asked, plan: Plan) -> list[tuple[int, int]]:
     first = run.steps if asked.recorded else run.steps[:1]
     steps = asked.steps if asked.steps is not None else first
     if asked.steps is None and len(run.steps) > len(first):
-        plan.notes.append(f"only step {run.steps[0]} was looked at, of steps {ranges(run.steps)}: --steps takes others")
+        plan.notes.append(f"only step {run.steps[0]} of steps {ranges(run.steps)} was checked; choose with --steps")
     return [key for key in run.segments() if key[0] in steps and (asked.ranks is None or key[1] in asked.ranks)]
 
 

@@ -35,11 +35,11 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = JSON) -> None:
-    """Show what is installed and prove what works.
+    """Show what is installed, and test that capture works.
 
-    A small training is captured, recorded, read back and compared on every device, at every level; values are checked.
-    Also shown: versions, native code, and every optional part with what its absence costs. Exit code 2: something in the
-    proof failed.
+    The test captures a small training on every device at every level, reads the run back, compares it and checks the
+    values. Also shown: versions, native code, and every optional part with what its absence costs. Exit code 2: the test
+    failed.
     """
     facts = {
         "tensorprobe": VERSION,

@@ -49,7 +49,7 @@ def format_option(names: str) -> Any:
         [],
         "--format",
         metavar="NAME[=FILE]",
-        help=f"Form of the result: {names}. Printed, or written to FILE.",
+        help=f"Output format: {names}. Printed, or written to FILE.",
     )
 
 

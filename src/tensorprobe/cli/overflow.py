@@ -29,8 +29,8 @@ def overflow(
 ) -> None:
     """Find the call that makes the first NaN or inf.
 
-    All ranks are searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: a
-    call made one, or one came in. 2: nothing could be checked.
+    All ranks are searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: there is one.
+    2: nothing could be checked.
     """
     from tensorprobe.watches.overflow.recorded import find_overflow
 

@@ -56,7 +56,7 @@ def precheck(
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:
-    """Check each call of a run alone.
+    """Run each call of a run on its own and check the result.
 
     Each call of a recorded step runs on the device and on the CPU in higher precision, and the difference is judged. Exit
     code 0: all calls pass. 1: a call fails. 2: no call could be checked.

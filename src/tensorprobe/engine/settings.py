@@ -46,7 +46,7 @@ class CompareSettings(Settings):
     address: str | None = setting(
         None, "Address of the Ray cluster: auto (the default), ray://host:port, or local for one on this machine."
     )
-    table: TableForm = setting("parquet", "Form of the result table: parquet or csv.", one_of("parquet", "csv"))
+    table: TableForm = setting("parquet", "Format of the result table: parquet or csv.", one_of("parquet", "csv"))
     workbook: bool = setting(False, "Also write result.xlsx.", flag)
 
     def check_together(self) -> None:

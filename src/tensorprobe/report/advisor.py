@@ -15,12 +15,12 @@ _NOTHING = "NA"
 _ADVICE = {
     "forward output": (
         "The inputs of this call agree and its output does not: the op itself computes something different. "
-        "Run it alone on both devices with the recorded inputs; then look at the kernel that was chosen, its dtype and accumulation, "
-        "and at arguments and global switches (autocast, TF32, deterministic mode) that may differ."
+        "Run it alone on both devices with the recorded inputs. Then check which kernel was chosen, its dtype and accumulation, "
+        "and whether arguments or global switches (autocast, TF32, deterministic mode) differ."
     ),
     "forward input": (
         "The inputs of this call already differ, and no recorded call before it made the difference. "
-        "Start the capture earlier or at a finer level; compare data loading, preprocessing and initial weights of the two programs."
+        "Start the capture earlier or at a finer level, and compare data loading, preprocessing and initial weights of the two programs."
     ),
     "backward output": (
         "The incoming gradient agrees and the outgoing gradients do not: the backward of this op differs. "
@@ -32,10 +32,10 @@ _ADVICE = {
     ),
     "parameters": (
         "The weights differ before the first recorded call. Load the same checkpoint on both sides and check seeds, "
-        "initialisation and conversion of the weights; whatever diverges later cannot be judged until they are equal."
+        "initialisation and conversion of the weights. Later differences mean nothing until the weights are equal."
     ),
     "data": (
-        "Tensors that no recorded call made differ: data that the program read or created itself. "
+        "Tensors that no recorded call made differ: data that the program read or created. "
         "Check the data loader, its seed, order and augmentation, and tensors made on the host, before looking at any op."
     ),
     "structure": (
@@ -43,27 +43,27 @@ _ADVICE = {
         "versions of libraries, a branch taken on one side only, fused or replaced ops. If both are right, pair the calls with --map."
     ),
 }
-_ALL_WELL = "Every pair of calls is within the tolerance of the policy."
+_ALL_WELL = "All pairs of calls are within the tolerance of the policy."
 _NOTHING_COMPARED = (
     "No pair of calls could be judged. Check that both runs come from the same program, and how their calls are named."
 )
 
 
 def render_advice(comparison: Comparison, *, line: int | None = None) -> str:
-    """The text of advisor.txt. `line`: of the first diverging row in the CSV, where the header is line 1."""
+    """Return the text of advisor.txt. `line` is that of the first diverging row in the CSV; the header is line 1."""
     kind, node = _suspect(comparison)
     return render_entries(_advice(comparison, kind), node=node, line=line if kind else None)
 
 
 def render_entries(advice: str = "", *, node: str = "", line: int | None = None) -> str:
-    """The three entries, for a table of any tool; what is not given is `NA`. The node comes from a run: it is made harmless."""
+    """Return the three entries for a table of any tool; missing ones are `NA`. The node comes from a run and is escaped."""
     row = _NOTHING if line is None else str(line)
     return f"Line: {row}\nSuspect Nodes: {plain(node) or _NOTHING}\nExpert Advice: {advice or _NOTHING}\n"
 
 
 def advice_on(direction: Direction, side: Side) -> str:
-    """What to do when the first tensor that diverges stands on that side of a call."""
-    if side == "parameters":  # those of a backward are gradients that it made
+    """Return the advice if the first diverging tensor is on that side of a call."""
+    if side == "parameters":  # those of a backward are its gradients
         return _ADVICE["parameters" if direction == "forward" else "backward output"]
     return _ADVICE[f"{direction} {side}"]
 
@@ -82,7 +82,7 @@ def _advice(comparison: Comparison, kind: str) -> str:
 
 
 def _suspect(comparison: Comparison) -> tuple[str, str]:
-    """Which advice fits, and the name of the tensor or call it is about; both empty when nothing diverges."""
+    """Return the kind of advice and the name of its tensor or call; both empty if nothing diverges."""
     divergence = comparison.divergence
     external = _blamed(comparison, divergence)
     if external is not None:
@@ -99,7 +99,7 @@ def _suspect(comparison: Comparison) -> tuple[str, str]:
 
 
 def _blamed(comparison: Comparison, divergence: Divergence | None) -> External | None:
-    """The tensor from before the first call that explains the divergence: only when no call has introduced an error."""
+    """Return the parameter or data tensor that explains the divergence, if no call introduced an error."""
     if comparison.answer != "diverged" or not comparison.externals:
         return None
     explains = divergence is None or (divergence.inputs == "diverge" and divergence.status != "introduced")

@@ -12,7 +12,7 @@ _MARGIN = " " * 10
 
 
 def render_comparison(comparison: Comparison, *, limit: int = 10, table: str = "") -> str:
-    """The whole result as text; of ranks, findings and parameters at most `limit` each, and how many more there are."""
+    """Return the result as text, with at most `limit` ranks, findings and parameters each, and how many more there are."""
     lines = _answer(comparison)
     lines += wording.before_first_call(comparison, limit=limit)
     lines += _other_ranks(comparison, limit)
@@ -41,7 +41,7 @@ def _answer(comparison: Comparison) -> list[str]:
 
 
 def _other_ranks(comparison: Comparison, limit: int) -> list[str]:
-    """The first divergence of each other rank; ranks that part at the same place share a line."""
+    """Return the first divergence of each other rank. Ranks that diverge at the same call share a line."""
     if len(comparison.ranks) < 2:
         return []
     first = comparison.divergence

@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
 
 
 class Answer:
-    """What compare, precheck and overflow return. True only when `exit_code` is 0; `print` shows what the command shows."""
+    """The result of compare, precheck and overflow. True only if `exit_code` is 0. `print` shows what the command prints."""
 
     def __init__(self, summary: Any, **extra: Any) -> None:
         self.summary = summary
@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """0 when all is well, 1 when something was found, 2 when nothing could be looked at."""
+        """0: no problem. 1: something was found. 2: nothing could be checked."""
         return int(self.summary.exit_code)
 
     def __bool__(self) -> bool:
@@ -130,9 +130,9 @@ def render_json(summary: object, *, limit: int = 10, **extra: Any) -> str:
 def find(name: str, summary: object) -> Form:
     """Return the form of that name. SettingsError when there is none, or none for this kind of summary (or its type)."""
     if name not in FORMS:
-        raise SettingsError(f"unknown form {name!r}; expected {names_for(summary)}.{did_you_mean(name, FORMS)}")
+        raise SettingsError(f"unknown format {name!r}; expected {names_for(summary)}.{did_you_mean(name, FORMS)}")
     if not {_kind(summary), _ANY} & set(FORMS[name].functions):
-        raise SettingsError(f"form {name!r} is not available here; expected {names_for(summary)}.")
+        raise SettingsError(f"format {name!r} is not available here; expected {names_for(summary)}.")
     return FORMS[name]
 
 
@@ -163,7 +163,7 @@ def parse_forms(given: list[str], summary: object) -> list[Wanted]:
     printed = [each.name for each in wanted if each.file is None and not FORMS[each.name].is_file]
     if len(printed) > 1:
         raise SettingsError(
-            f"only one form can be printed, got {', '.join(printed)}. Write the others to files: "
+            f"only one format can be printed, got {', '.join(printed)}. Write the others to files: "
             f"--format {printed[-1]}=FILE."
         )
     return wanted

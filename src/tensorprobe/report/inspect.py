@@ -1,7 +1,6 @@
-"""What `tensorprobe inspect` prints, as text.
+"""The text that `tensorprobe inspect` prints, made from the structs of `model.overview`.
 
-In: the structs of `model.overview`. Out: a string, answer first, next command last. Everything that comes from a run is
-shown with its control characters escaped: a name in a hostile file must not command the reader's terminal.
+Control characters in names and values are escaped, so that a hostile file cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tensorprobe.text import counted, plain, shell, size
 
 
 def render_run(overview: RunOverview, *, limit: int = 20) -> str:
-    """The run as a whole; of its steps and ranks at most `limit` lines."""
+    """Describe a run, with at most `limit` lines for its steps and ranks."""
     lines = []
     if overview.incomplete:
         lines.append(f"RunIncomplete: {plain(overview.incomplete)}")
@@ -25,7 +24,7 @@ def render_run(overview: RunOverview, *, limit: int = 20) -> str:
         + (", closed" if overview.closed else "")
     )
     if overview.damaged:
-        lines.append(f"DAMAGED: {counted(overview.damaged, 'line')} cannot be read. See them with --verify")
+        lines.append(f"DAMAGED: {counted(overview.damaged, 'line')} cannot be read. List them with --verify")
     lines += _about(overview)
     lines += render_coverage(overview.coverage, closed=overview.closed, calls=overview.calls)
     lines += ["", *_segments(overview, limit)]
@@ -40,7 +39,7 @@ def render_run(overview: RunOverview, *, limit: int = 20) -> str:
 
 
 def render_lines(calls: Sequence[CallLine], total: int, *, run: str) -> str:
-    """A list of calls, and how many were left out of it."""
+    """List calls, and say how many are left out."""
     if not calls:
         return "No calls."
     width = max(len(plain(call.name)) for call in calls)
@@ -61,18 +60,18 @@ def render_lines(calls: Sequence[CallLine], total: int, *, run: str) -> str:
 
 
 def render_calls(calls: Sequence[CallView], total: int, *, run: str) -> str:
-    """Calls in full, how many were left out, and how to have their values."""
+    """Show calls in full, how many are left out, and how to export their values."""
     parts = [render_call(call) for call in calls]
     if len(calls) < total:
         parts.append(f"{total - len(calls):,} more: --limit {total}")
     if calls and any(slot.first for call in calls for slot in call.slots):
         name = shell(calls[0].name)
-        parts.append(f"All its values:   tensorprobe export {shell(run)} -o FOLDER --to npy --call {name}")
+        parts.append(f"Export all values:   tensorprobe export {shell(run)} -o FOLDER --to npy --call {name}")
     return "\n\n".join(parts)
 
 
 def render_call(call: CallView) -> str:
-    """One call: where it stands, its stack, its arguments, each of its tensors."""
+    """Show one call: its position, stack, arguments and tensors."""
     lines = [f"{plain(call.name)}   step {call.step}, rank {call.rank}, call {call.index}"]
     facts = [("level", call.level), ("module", call.module), ("parent", call.parent), ("backward of", call.origin)]
     if call.repeat:
@@ -95,10 +94,10 @@ def render_call(call: CallView) -> str:
 def render_verification(
     problems: Sequence[str], *, calls: int, slots: int, bytes_hashed: int, cut: bool, limit: int = 20
 ) -> str:
-    """The result of checking a whole run."""
+    """Show the result of `--verify`."""
     checked = f"{counted(calls, 'call')}, {counted(slots, 'slot')}, {size(bytes_hashed)} read"
     if not problems:
-        return f"SOUND  {checked}: every rule of the format holds and every digest is right."
+        return f"INTACT  {checked}: the format is valid and every digest matches."
     lines = [f"DAMAGED  {'at least ' if cut else ''}{counted(len(problems), 'problem')} in {checked}:"]
     lines += [f"  {plain(problem)}" for problem in problems[:limit]]
     if len(problems) > limit:
@@ -107,7 +106,7 @@ def render_verification(
 
 
 def render_arguments(args: ArgumentTree, kwargs: ArgumentTree) -> str:
-    """The arguments as they would stand in a call; a tensor as the name of its slot in angle brackets."""
+    """Return the arguments as in a call. A tensor is the name of its slot in angle brackets."""
     parts = [_tree(arg) for arg in args] if isinstance(args, list) else [_tree(args)] if args is not None else []
     if isinstance(kwargs, dict):
         parts += [f"{key}={_tree(value)}" for key, value in kwargs.items()]
@@ -129,15 +128,17 @@ def _about(overview: RunOverview) -> list[str]:
         if coordinates:
             placed = ", ".join(f"{plain(axis)} {at}" for axis, at in coordinates.items())
             lines.append(f"  rank {rank:<6} {placed}")
-    settings = " ".join(f"{plain(key)}={plain(value)}" for key, value in overview.settings.items() if value is not None)
+    settings = " ".join(
+        f"{plain(key)}={plain(value)}" for key, value in overview.settings.items() if value not in (None, [])
+    )
     lines.append(f"  settings    {settings or 'none recorded'}")
     return lines
 
 
 def render_coverage(coverage: Coverage, *, closed: bool, calls: int = 0) -> list[str]:
-    """Lines that say what was seen, what became of it, and what was not seen."""
+    """Return lines that count the calls seen, recorded and not recorded."""
     if not closed and not coverage.seen:
-        return ["  coverage    unknown: it is written when a run is closed"]
+        return ["  coverage    unknown: it is written when the run is closed"]
     if calls and not coverage.seen:
         return ["  coverage    unknown", *(f"  note        {plain(note)}" for note in coverage.notes)]
     lines = [
@@ -151,7 +152,7 @@ def render_coverage(coverage: Coverage, *, closed: bool, calls: int = 0) -> list
         lines.append(f"  blind spots {_counts(coverage.blind_spots)}")
     for name, close in coverage.unmatched.items():
         hint = f"; nearest: {', '.join(plain(other) for other in close)}" if close else ""
-        lines.append(f"  no match    {plain(name)!r} fits no call{hint}")
+        lines.append(f"  no match    {plain(name)!r} matches no call{hint}")
     lines += [f"  note        {plain(note)}" for note in coverage.notes]
     if coverage.first_error:
         lines.append(f"  first error {plain(coverage.first_error)}")

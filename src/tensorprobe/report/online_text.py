@@ -1,4 +1,4 @@
-"""What an online compare has found, for people: the answer first, then the counts, then what to do next."""
+"""The text report of an online compare: the answer first, then the counts, then the next command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_OPS, _MOST_FRAMES = 5, 3
 
 
 def failure_line(row: OnlineRow) -> str:
-    """One line for a call that failed."""
+    """Return one line for a failing call."""
     if row.message:
         what = row.message
     else:
@@ -18,7 +18,7 @@ def failure_line(row: OnlineRow) -> str:
 
 
 def render_online(result: OnlineResult, *, folder: str | None = None, limit: int = 10) -> str:
-    """The report."""
+    """Return the report."""
     lines = [*_answer(result), "", *_counts(result)]
     if result.chained:
         lines += ["", *_chain(result)]
@@ -93,7 +93,7 @@ def _chain(result: OnlineResult) -> list[str]:
         lines.append(f"  {grew:20}  {row.call} in {_where(row)}")
     if result.reseeded:
         lines.append(
-            f"  {result.reseeded:,} times values were changed outside of recorded calls and were copied from the device again"
+            f"  values changed outside of recorded calls and were copied from the device again, {result.reseeded:,} times"
         )
     return lines
 
@@ -103,7 +103,7 @@ def _kind(row: OnlineRow) -> str:
 
 
 def _where(row: OnlineRow) -> str:
-    """The API call, the module and the line of the user's."""
+    """Return the API call, the module and the user's line."""
     parts = [part for part in (row.api, row.module and f"module {row.module}") if part]
     if row.stack:
         parts.append(row.stack[0].replace('File "', "").replace('", line ', ":"))

@@ -17,11 +17,11 @@ _LOGS = {"log", "log2", "log10"}
 _MARGIN = " " * 11
 _SHOWN_BEFORE = 5
 _FAR = 1e6
-"""An input that is this much smaller than the limit of its dtype did not overflow by its size."""
+"""An input this many times below the limit of its dtype is too small to cause the overflow."""
 
 
 def render_overflow(report: OverflowReport, *, limit: int = 10) -> str:
-    """The whole answer as text; of each list at most `limit` entries, and how many more there are."""
+    """Return the report as text, with at most `limit` entries per list, and how many more there are."""
     lines = [f"{headline(report)} {verdict(report)}"]
     if report.first_nonfinite:
         lines += ["", *_first(report.first_nonfinite[0])]
@@ -43,7 +43,7 @@ def headline(report: OverflowReport) -> str:
 
 
 def verdict(report: OverflowReport) -> str:
-    """What follows the headline: one sentence."""
+    """Return the sentence after the headline."""
     calls = counted(report.calls, "call")
     if report.first_nonfinite:
         return _sentence(report.first_nonfinite[0])

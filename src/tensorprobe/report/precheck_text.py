@@ -14,7 +14,7 @@ _MARGIN = " " * 10
 
 
 def render_precheck(precheck: Precheck, *, replays: Mapping[str, str] | None = None, limit: int = 10) -> str:
-    """The whole result as text; of ops, reasons and notes at most `limit` each, and how many more there are.
+    """Return the result as text, with at most `limit` ops, reasons and notes each, and how many more there are.
 
     `replays` are scripts that run a failing call alone, by its name.
     """
@@ -32,12 +32,12 @@ def render_precheck(precheck: Precheck, *, replays: Mapping[str, str] | None = N
 
 
 def headline(precheck: Precheck) -> str:
-    """`PASSED`, `FAILED` or, when not one call could be run, `CANNOT CHECK`."""
+    """Return `PASSED`, `FAILED` or, if no call could be run, `CANNOT CHECK`."""
     return {0: "PASSED", 1: "FAILED"}.get(precheck.exit_code, "CANNOT CHECK")
 
 
 def verdict(precheck: Precheck) -> str:
-    """What follows the headline."""
+    """Return the sentence after the headline."""
     calls = counted(precheck.calls, "call")
     if precheck.exit_code == 1:
         ops = list(by_op(precheck))
@@ -50,7 +50,7 @@ def verdict(precheck: Precheck) -> str:
 
 
 def by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
-    """The failing calls of each op, in the order of the record."""
+    """Return the failing calls of each op, in recorded order."""
     ops: dict[str, list[CallCheck]] = {}
     for check in precheck.checks:
         if "fail" in (check.forward, check.backward):
@@ -59,7 +59,7 @@ def by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
 
 
 def _failing(precheck: Precheck, limit: int) -> list[str]:
-    """For each failing op its first call: what failed, by how much, and the line of the user's program."""
+    """Describe the first call of each failing op: what failed, by how much, and the user's line."""
     lines = []
     ops = by_op(precheck)
     for op, checks in list(ops.items())[:limit]:
@@ -76,7 +76,7 @@ def _failing(precheck: Precheck, limit: int) -> list[str]:
 
 
 def why(check: CallCheck) -> str:
-    """The first output or gradient that failed, with its figure against what was allowed; else what the check says."""
+    """Return the first failing output or gradient with its error and limit, or the message of the check."""
     wrong = _first_wrong(check)
     return plain(check.message) if wrong is None else why_failed(wrong)
 
@@ -97,7 +97,7 @@ def why_failed(checked: Checked) -> str:
 
 
 def counts(precheck: Precheck, limit: int) -> list[str]:
-    """A small table that adds up: what passed, failed and was skipped, and why."""
+    """Return a table of the calls that passed, failed and were skipped, and why."""
     judged = precheck.passed + precheck.failed
     rows = [("passed", precheck.passed), ("failed", precheck.failed), ("skipped", precheck.skipped)]
     width = max(len(f"{count:,}") for count in (*(count for _, count in rows), precheck.calls))
@@ -119,7 +119,7 @@ def counts(precheck: Precheck, limit: int) -> list[str]:
 
 
 def _share(part: int, whole: int) -> str:
-    """A share in percent, 100 only when it is all of them."""
+    """Return a share in percent; 100 only if it is all of them."""
     percent = 100 * part / whole
     return f"{min(percent, 99.99) if part < whole else percent:.4g} %"
 
@@ -145,7 +145,7 @@ def _next(precheck: Precheck, replays: Mapping[str, str]) -> list[str]:
 
 
 def _options(precheck: Precheck, check: CallCheck) -> str:
-    """The options with which the same call is checked in the same way; those that are the default are left out."""
+    """Return the options that check this call again in the same way, without defaults."""
     given = [("device", precheck.device, "cpu"), ("data", precheck.data, "random")]
     given += [("standard", precheck.standard, "noise-aware"), ("steps", str(check.step), "0"), ("call", check.call, "")]
     wrong = _first_wrong(check)

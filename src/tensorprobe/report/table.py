@@ -1,9 +1,8 @@
-"""The result table: a row for each pair of slots, streamed into Parquet or CSV, and read back.
+"""The result table: one row for each pair of slots, streamed to Parquet or CSV, and read back.
 
-In: batches whose columns are those of `model.comparison.COLUMNS`, as `pyarrow.RecordBatch` or as a dict of columns. Parquet keeps
-every value as it is. CSV is made for spreadsheets: a row is one line whatever a name holds, and a text that a spreadsheet would run
-as a formula starts with an apostrophe. A file appears under its name only when it is complete; the bytes do not depend on how the
-rows were cut into batches.
+Batches have the columns of `model.comparison.COLUMNS`, as `pyarrow.RecordBatch` or as a dict of columns. Parquet keeps every value.
+CSV is meant for spreadsheets: each row is one line, and a text that would be a formula starts with an apostrophe. A file gets its
+name only when it is complete. Its bytes do not depend on how rows are split into batches.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ Batch: TypeAlias = "pa.RecordBatch | Mapping[str, Any]"
 Form = Literal["parquet", "csv"]
 
 ROW_GROUP = 65_536
-"""Rows that are held in memory before they are written."""
+"""The number of rows in memory before they are written."""
 _UNPRINTABLE = r"[\pC\x{2028}\x{2029}]"
 
 
 @functools.cache
 def arrow_schema() -> pa.Schema:
-    """The columns of a table with their types: those of `Row`; texts as dictionaries, since all of them repeat."""
+    """Return the columns of `Row` with their types. Texts are dictionaries, because they repeat."""
     import pyarrow as pa
 
     types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -43,7 +42,7 @@ def arrow_schema() -> pa.Schema:
 
 
 def as_table(batch: Batch) -> pa.Table:
-    """The batch with the types of the schema, texts as plain strings. Raises SettingsError when the columns are others."""
+    """Return the batch in the types of the schema, texts as plain strings. Raises SettingsError for other columns."""
     import pyarrow as pa
 
     names = list(batch) if isinstance(batch, Mapping) else batch.schema.names
@@ -53,13 +52,13 @@ def as_table(batch: Batch) -> pa.Table:
 
 
 class TableWriter:
-    """Writes batches into one file. A context manager: the file is there after it, unless an exception left it."""
+    """Writes batches to one file. As a context manager, it writes no file if the block raises."""
 
     def __init__(self, path: str | os.PathLike[str], form: Form) -> None:
         self.path = Path(path)
         self.rows = 0
         self.first_diverging_line: int | None = None
-        """The line of the first row that diverges as an editor shows it in the CSV: the header is line 1."""
+        """The line of the first diverging row in the CSV. The header is line 1."""
         self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         self._form = form
         self._waiting: list[pa.Table] = []
@@ -93,7 +92,7 @@ class TableWriter:
             self._flush(whole=False)
 
     def close(self) -> None:
-        """Write the rest and give the file its name; when that fails, nothing is left behind. A second time does nothing."""
+        """Write the rest and give the file its name; remove it if that fails. A second call does nothing."""
         if self._ended:
             return
         self._ended = True
@@ -108,12 +107,12 @@ class TableWriter:
     def abandon(self) -> None:
         """Remove what was written."""
         self._ended = True
-        with contextlib.suppress(Exception):  # the error that led here is the one to be told
+        with contextlib.suppress(Exception):  # report the error that led here instead
             self._file.close()
         self._partial.unlink(missing_ok=True)
 
     def _flush(self, *, whole: bool) -> None:
-        """Write groups of exactly ROW_GROUP rows, so that equal rows give equal bytes; at the end what is left as well."""
+        """Write groups of exactly ROW_GROUP rows, so that equal rows give equal bytes; with `whole`, also the rest."""
         import pyarrow as pa
 
         if not self._waiting:
@@ -148,7 +147,7 @@ def _write_rows(result: Any, path: Path, form: Form) -> None:
 
 
 def read_table(path: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
-    """The batches of a table that `TableWriter` wrote, with the types of the schema. Raises SettingsError when it is none."""
+    """Yield the batches of a table that `TableWriter` wrote, in the types of the schema. Raises SettingsError for other files."""
     import pyarrow as pa
 
     schema = arrow_schema()
@@ -197,7 +196,7 @@ def _open(path: Path, form: Form) -> Any:
 
 @functools.cache
 def _plain_schema() -> pa.Schema:
-    """The schema with texts as plain strings: what CSV takes, and what batches of any make are brought to first."""
+    """Return the schema with texts as plain strings, which CSV needs and every batch is cast to first."""
     import pyarrow as pa
 
     return pa.schema(
@@ -213,7 +212,7 @@ def _map_texts(table: pa.Table, change: Any) -> pa.Table:
 
 
 def _safe(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The text on one line and not a formula."""
+    """Put the text on one line, and escape formulas."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -226,14 +225,14 @@ def _safe(text: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _unsafe(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The text without the apostrophe that `_safe` gave it."""
+    """Remove the apostrophe that `_safe` added."""
     import pyarrow.compute as compute
 
     return _each_distinct(text, lambda distinct: compute.replace_substring_regex(distinct, f"^'({FORMULA})", r"\1"))
 
 
 def _each_distinct(text: pa.ChunkedArray, change: Any) -> pa.ChunkedArray:
-    """The texts changed; the work is done once for each distinct one."""
+    """Apply `change` to each distinct text once."""
     import pyarrow as pa
 
     encoded = text.combine_chunks().dictionary_encode()
@@ -249,5 +248,5 @@ def _check_columns(names: Iterable[str], what: str) -> None:
     if missing or unknown:
         facts = f"missing: {', '.join(missing[:5]) or 'none'}; unknown: {', '.join(map(repr, unknown[:5])) or 'none'}"
     else:
-        facts = "the order is another"
+        facts = "in a different order"
     raise SettingsError(f"the columns of {what} are not those of a result table ({facts})")

@@ -62,14 +62,14 @@ _NOT_JUDGED = "not judged"
 
 
 def headline(comparison: Comparison) -> str:
-    """`DIVERGED`, `AGREES` or, when nothing was compared, `CANNOT COMPARE`."""
+    """Return `DIVERGED`, `AGREES` or, if nothing was compared, `CANNOT COMPARE`."""
     if comparison.answer == "diverged":
         return "DIVERGED"
     return "AGREES" if comparison.exit_code == 0 and comparison.buckets.paired else "CANNOT COMPARE"
 
 
 def verdict(comparison: Comparison, show: Show = plain) -> str:
-    """What follows the headline: where the runs part, or that they do not."""
+    """Return the sentence after the headline: where the runs diverge, or that they agree."""
     if (divergence := comparison.divergence) is not None:
         source = f"   {place_of(divergence.source, show)}" if divergence.source else ""
         return f"first at {where(divergence, show)}{source}"
@@ -89,7 +89,7 @@ def where(divergence: Divergence, show: Show = plain) -> str:
 
 
 def what(divergence: Divergence, show: Show = plain) -> str:
-    """The call, its module, and its worst output or what is different about the call."""
+    """Return the call, its module, and its worst output or what differs about the call."""
     parts = [name_of(divergence, show)]
     if divergence.module:
         parts[0] += inside(divergence.module, show)
@@ -102,7 +102,7 @@ def what(divergence: Divergence, show: Show = plain) -> str:
 
 
 def name_of(divergence: Divergence, show: Show = plain) -> str:
-    """The name of the call, and its name in the candidate when that is another."""
+    """Return the name of the call, and its name in the candidate if that differs."""
     first, second = divergence.call, divergence.candidate_call
     if first and second and first != second:
         return f"{show(first)} ({show(second)} in the candidate)"
@@ -110,7 +110,7 @@ def name_of(divergence: Divergence, show: Show = plain) -> str:
 
 
 def tensor(row: Row, show: Show = plain) -> str:
-    """`output.0 (bfloat16 [8, 4096])`, with what the candidate has instead."""
+    """Return `output.0 (bfloat16 [8, 4096])`, and what the candidate has instead."""
     dtype, shape = row.candidate_dtype, row.candidate_shape
     changes = [
         show(there)
@@ -122,7 +122,7 @@ def tensor(row: Row, show: Show = plain) -> str:
 
 
 def evidence(divergence: Divergence, show: Show = plain) -> str:
-    """Whether the inputs agree, how great the error is against what was allowed, and whose it is."""
+    """Say whether the inputs agree, how large the error is, what is allowed, and where the error comes from."""
     finding, status = divergence.finding, _STATUSES[divergence.status]
     if finding is not None and finding.kind in _NO_PARTNER:
         return _NO_PARTNER[finding.kind] + nearest(finding, show)
@@ -133,7 +133,7 @@ def evidence(divergence: Divergence, show: Show = plain) -> str:
 
 
 def inputs_of(divergence: Divergence) -> str:
-    """Whether the inputs of the call agree, with their error when there is one."""
+    """Say whether the inputs of the call agree, with their error if they do not."""
     words, error = _INPUTS[divergence.inputs], divergence.input_error
     if divergence.inputs in ("agree", "diverge") and math.isfinite(error) and error > 0:
         words += f" (relative L2 {error:{ERROR}})"
@@ -146,7 +146,7 @@ def status_of(divergence: Divergence) -> str:
 
 
 def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
-    """The figures of a row: those that everybody asks for, the one that decided, and what was allowed of it."""
+    """Return the usual figures of a row, the one that decided, and its limit."""
     parts = []
     if row.nonfinite_different > 0:
         first = _position(row.nonfinite_index, row.baseline_shape)
@@ -154,7 +154,7 @@ def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
             f"NaN/inf in {counted(row.nonfinite_different, 'place')}" + (f", first at {first}" if first else "")
         )
     if not math.isnan(row.max_abs):
-        index = list(place)  # of a row with NaN or inf in other places it is the index of those
+        index = list(place)  # if NaN or inf differ, this is their index
         at = _position(row.max_abs_index, row.baseline_shape) or (str(index) if index else "")
         parts.append(f"{figure('max_abs', row.max_abs)}{f' at {at}' if at else ''}{_limit(row, 'max_abs')}")
     if not math.isnan(row.relative_l2):
@@ -169,7 +169,7 @@ def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
 
 
 def _statistics(row: Row) -> list[str]:
-    """What is known of a pair without values: its norms and its greatest elements, and what was allowed."""
+    """Return what is known of a pair without values: norms, maxima, and the limit."""
     known = not math.isnan(row.baseline_norm) and not math.isnan(row.candidate_norm)
     norms = [f"norm {row.baseline_norm:.6g} in baseline, {row.candidate_norm:.6g} in candidate"] if known else []
     greatest = f"max {row.baseline_max:.6g} and {row.candidate_max:.6g}"
@@ -183,14 +183,14 @@ def _statistics(row: Row) -> list[str]:
 
 
 def figure(name: str, value: float, show: Show = plain) -> str:
-    """`max |Δ| 3.1e-02`; the name alone when there is no value."""
+    """Return `max |Δ| 3.1e-02`, or the name alone if there is no value."""
     column = FIGURES.get(name, _NO_FIGURE)
     words = column.words or show(name.replace("_", " "))
     return words if math.isnan(value) else f"{words} {_number(value, column.form)}"
 
 
 def cause(comparison: Comparison) -> str:
-    """Where to look when no recorded call has introduced the error; nothing when one has."""
+    """Say where to look if no recorded call introduced the error; empty if one did."""
     divergence = comparison.divergence
     if divergence is None or divergence.status != "inherited" or comparison.statuses.get("introduced"):
         return ""
@@ -210,7 +210,7 @@ def structure(finding: Finding, show: Show = plain) -> str:
 
 
 def found(finding: Finding, show: Show = plain) -> str:
-    """One finding: where, what, in which line of the user's program, and what to try."""
+    """Return one finding: where, what, the user's line, and a suggestion."""
     place = f"step {finding.step}, rank {finding.rank}: {show(finding.call)}{inside(finding.module, show)}"
     text = f"{place}, {structure(finding, show)}"
     text += f"   {place_of(finding.source, show)}" if finding.source else ""
@@ -263,7 +263,7 @@ def before_first_call(comparison: Comparison, show: Show = plain, *, limit: int 
 
 
 def first_difference(comparison: Comparison) -> Divergence | None:
-    """The first difference in any bit, when it says more than the divergence does: it stands before it, or there is none."""
+    """Return the first difference in any bit, if it comes before the divergence or there is no divergence."""
     first, divergence = comparison.first_difference, comparison.divergence
     if first is None or divergence is None:
         return first
@@ -273,7 +273,7 @@ def first_difference(comparison: Comparison) -> Divergence | None:
 
 
 def total_calls(comparison: Comparison) -> int:
-    """Every call of both runs, a pair counted once."""
+    """Count the calls of both runs; a pair counts once."""
     buckets = comparison.buckets
     return buckets.paired + buckets.only_baseline + buckets.only_candidate + sum(buckets.skipped.values())
 
@@ -309,7 +309,7 @@ def measured_by(comparison: Comparison) -> str:
 
 
 def coverage(side: RunSide, show: Show = plain) -> str:
-    """What one run saw and recorded, what it could not see, and whether it ended well."""
+    """Return the coverage of one run: calls seen and recorded, blind spots, and whether it was closed."""
     devices = " ".join(side.devices[:4]) + (" …" if len(side.devices) > 4 else "")
     about = [side.mode, devices, f"torch {side.torch}" if side.torch else ""]
     text = f"{show(side.path)} ({', '.join(show(fact) for fact in about if fact)}): "
@@ -363,7 +363,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _position(flat: int, shape: str) -> str:
-    """A flat index as the index in the shape; as it is when the shape cannot be read; nothing when there is none."""
+    """Return a flat index as an index in the shape, as it is if the shape cannot be read, or nothing."""
     if flat < 0:
         return ""
     try:

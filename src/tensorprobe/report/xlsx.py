@@ -1,7 +1,7 @@
-"""The result table as a workbook: coloured, filtered, and cut at a number of rows that a spreadsheet can bear.
+"""The result table as a workbook: coloured, with filters, limited to as many rows as a spreadsheet can hold.
 
-When there are more rows than that, rows that agree make room for later ones that do not, and the last row says how many are missing.
-A cell with text is text: never a formula, never a link.
+If there are more, rows that agree are left out in favour of later ones that do not, and the last row says how many are missing.
+Text is always text, never a formula or a link.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_ROWS = 1_048_576 - 2
-"""What a sheet holds, without the header and the notice."""
+"""The maximum rows of a sheet, without the header and the notice."""
 _MOST_TEXT = 32_000
 _WIDE = {"call": 36, "candidate_call": 36, "module": 28, "slot": 16, "note": 40}
 _OPTIONS = {
@@ -36,9 +36,9 @@ RED, _GREY = {"bg_color": "#FFC7CE", "font_color": "#9C0006"}, {"bg_color": "#E0
 def write_xlsx(
     path: str | os.PathLike[str], batches: Iterable[Batch], *, cap: int = 20_000, full_table: str = ""
 ) -> tuple[int, int]:
-    """Write a workbook of at most `cap` rows; how many were written and how many left out.
+    """Write a workbook of at most `cap` rows; return how many were written and how many left out.
 
-    `full_table` is named in the notice as the place of all rows. Raises SettingsError without xlsxwriter or for a cap that no sheet holds.
+    The notice names `full_table` as the place of all rows. Raises SettingsError without xlsxwriter, or if a sheet cannot hold `cap`.
     """
     if not 1 <= cap <= MOST_ROWS:
         raise SettingsError(f"a sheet holds 1 to {MOST_ROWS:,} rows, not {cap:,}")
@@ -60,23 +60,23 @@ def write_workbook(result: Any, path: Path) -> None:
 
 
 def load_xlsxwriter() -> Any:
-    """The module that writes workbooks; SettingsError when it is not installed."""
+    """Return the module that writes workbooks. Raises SettingsError if it is not installed."""
     try:
         import xlsxwriter
     except ImportError as error:
         raise SettingsError(
-            "xlsxwriter, which writes XLSX, is not installed. Install it: pip install 'tensorprobe[xlsx]'; or have the table as csv"
+            "XLSX needs xlsxwriter, which is not installed. Install it: pip install 'tensorprobe[xlsx]', or write csv instead"
         ) from error
     return xlsxwriter
 
 
 def open_workbook(path: Path) -> Any:
-    """A new workbook, in which text stays text."""
+    """Return a new workbook in which text stays text."""
     return load_xlsxwriter().Workbook(str(path), _OPTIONS)
 
 
 def _choose(batches: Iterable[Batch], cap: int) -> tuple[pa.Table, int, int]:
-    """The rows to show in their order, how many others there are, and how many of those do not agree."""
+    """Return the rows to show, how many are left out, and how many of those do not agree."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -108,7 +108,7 @@ def _choose(batches: Iterable[Batch], cap: int) -> tuple[pa.Table, int, int]:
 
 
 def _tells(table: pa.Table) -> Any:
-    """For each row, whether it does not agree."""
+    """Return for each row whether it does not agree."""
     import pyarrow.compute as compute
 
     return compute.not_equal(table.column("verdict"), "agrees")
@@ -118,7 +118,7 @@ def _notice(left_out: int, hidden: int, full_table: str) -> str:
     if not left_out:
         return ""
     place = f" All rows: {full_table}" if full_table else ""
-    return f"{counted(left_out, 'row')} left out here, {hidden:,} of them do not agree.{place}"
+    return f"{counted(left_out, 'row')} left out, of which {hidden:,} do not agree.{place}"
 
 
 def _fill(workbook: Any, table: pa.Table, notice: str) -> None:
