@@ -23,10 +23,10 @@ import tensorprobe
 from bench.sim.models import workload
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult
+from tensorprobe.ops import Trait, has
 from tensorprobe.replay.evidence import measure
 from tensorprobe.sim.known_faults import CatalogFault
 from tensorprobe.sim.memory import to_host
-from tensorprobe.taps.plans import ALLOCATIONS
 
 DEVICE = "npu"
 NOISE = 4.0
@@ -74,7 +74,7 @@ class BitTrace(TorchDispatchMode):
         op = f"{self.step}:Aten.{str(func).removeprefix('aten.')}"
         number = self._numbers[op, direction]
         self._numbers[op, direction] += 1
-        if func._schema.name.rpartition("::")[2] not in ALLOCATIONS:
+        if not has(f"Aten.{func._schema.name.rpartition('::')[2]}", Trait.ALLOCATES):
             tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
             self.bits[f"{op}.{number}.{direction}"] = [to_host(tensor.detach()).clone() for tensor in tensors]
         return result

@@ -194,7 +194,7 @@ def test_faults_are_read_from_json_toml_names_and_text(tmp_path: Path) -> None:
         ("softmax-tial", "Did you mean 'softmax-tail'"),
         ("[{]", "cannot be read"),
         ("[3]", "a table or a list of tables"),
-        (str(tmp_path / "none.toml"), "no fault file"),
+        (str(tmp_path / "none.toml"), "does not exist"),
     ):
         with pytest.raises(SettingsError, match=message):
             sim.read_faults(text)

@@ -222,7 +222,7 @@ def has(op: str, trait: Trait) -> bool:
 
 
 def breaks_ties(op: str) -> bool:
-    """Return whether it is left open which of several equal values the op chooses, and so which of them gets the gradient."""
+    """Return whether the op may choose any of several equal values, and so decide which of them gets the gradient."""
     return has(op, Trait.CHOOSES) or "max_pool" in short_name(op)
 
 

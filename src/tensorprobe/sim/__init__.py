@@ -1,4 +1,4 @@
-"""A simulated accelerator with faults to order.
+"""A simulated accelerator with faults on demand.
 
     from tensorprobe import sim
     sim.enable()                                    # torch.device("npu") now exists and computes on the host
@@ -48,11 +48,11 @@ STATE = _State()
 
 
 def enable(name: str = "npu", *, torch_npu: bool = False) -> None:
-    """Make the device `name` exist in this process, for good; with `torch_npu`, a stand-in module of that name too.
+    """Register the device `name` in this process, for good; with `torch_npu`, also a stand-in module of that name.
 
     Faults in the environment variable TENSORPROBE_SIM_FAULTS (names of the catalog, a file, or JSON) are installed at
-    the first call. Raises `UnsupportedTorch` where torch lacks what is needed and `SettingsError` when the name
-    cannot be had.
+    the first call. Raises `UnsupportedTorch` if torch lacks what is needed, and `SettingsError` if the name
+    cannot be used.
     """
     import os
 
@@ -77,8 +77,9 @@ def enabled() -> str | None:
 
 @contextmanager
 def fault(op: str, kind: str, **settings: Any) -> Iterator[Installed]:
-    """Yield a fault on `op` inside the `with`: fields of `Fault` and parameters of the kind as keywords; gives the handle
-    with its counts.
+    """Install a fault on `op` inside the `with`, and yield its handle with the counts.
+
+    The keywords are fields of `Fault` and parameters of the kind.
     """
     handle = install(make_fault(op=op, kind=kind, **settings))
     try:
@@ -88,7 +89,7 @@ def fault(op: str, kind: str, **settings: Any) -> Iterator[Installed]:
 
 
 def catalog() -> list[CatalogFault]:
-    """Return the named faults, each with the model that shows it, its place, and the first call that diverges."""
+    """Return the named faults, each with the model that shows it, its op, and the first call that diverges."""
     from tensorprobe.sim.known_faults import joined
 
     return joined()

@@ -43,7 +43,7 @@ _OPS = [
 
 
 def register(name: str) -> torch.library.Library:
-    """Register the backend and the ops; the library returned must be kept."""
+    """Register the backend and the ops. The caller must keep the returned library."""
     import torch.distributed as dist
 
     library = torch.library.Library("c10d", "IMPL")
@@ -65,7 +65,7 @@ def _make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _on_host(op: Any) -> Any:
-    """Return the collective as a kernel of the device. By the convention of c10d its first argument is what it writes to."""
+    """Return the collective as a kernel of the device. By convention of c10d, it writes to its first argument."""
     name = op._schema.name
 
     def run(*args: Any) -> Any:
@@ -82,7 +82,7 @@ def _on_host(op: Any) -> Any:
             call = OpCall(name, collective, host_args, {})
             _store(host_args[0], faults.perform(call, lambda: None))
             _report(name, args[0], answers[0])
-            # The tensors handed back are the caller's own; their host aliases would surprise it.
+            # Return the caller's own tensors, not their host aliases.
             return (args[0], answers[0][1]) if isinstance(answers[0], tuple) else answers[0]
 
     return run
@@ -100,7 +100,7 @@ def _work_of(answer: Any) -> Any:
 
 
 def _store(host: Any, value: Any) -> None:
-    """Write what a fault made of the output back into the output."""
+    """Write the result of a fault back into the output."""
     if isinstance(host, torch.Tensor):
         if value is not host:
             host.copy_(value)

@@ -1,8 +1,17 @@
-"""Registration of the simulated device with torch: `enable` once in a process, never undone.
+"""Register the simulated device with torch: `enable` once in a process; it cannot be undone.
 
-PrivateUse1 is renamed, a device guard and hooks in Python make the autograd engine run a thread for the device, one
-boxed fallback computes everything, and a `torch.<name>` module offers what scripts ask of an accelerator. Where torch
-lacks a private name that is needed, `enable` raises one `UnsupportedTorch` and nothing is changed.
+PrivateUse1 is renamed. A device guard and hooks in Python make the autograd engine run a thread for the device. One boxed
+fallback computes every op, and a `torch.<name>` module has what scripts expect of an accelerator. If torch lacks a private
+name, `enable` raises `UnsupportedTorch` and changes nothing.
+
+A guard written in Python has a weak spot. While the exception of a hook passes through C++, it is still pending in the
+interpreter. If the autograd engine asks the guard for its type then, Python fails the call, in a destructor, and the process
+aborts. So the guard sets a pending exception aside, and a wrapper around the engine's entry raises it again in the thread
+that called backward.
+
+torch gives a module new parameters when it moves to a device of this kind; for its own devices it changes them in place. Tied
+weights would come apart, and an optimizer made before the move would keep the old ones. torch can swap parameters in place
+on request, which is done for moves to and from the device only.
 """
 
 from __future__ import annotations
@@ -21,8 +30,8 @@ from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnsupportedTorch
 from tensorprobe.sim import STATE
 
-# Composite C++ kernels would answer for these before the fallback is asked; whole ops are faster and can be made
-# faulty by name.
+# Without this, composite C++ kernels would run these ops instead of the fallback. Whole ops are faster, and faults can name
+# them.
 _WHOLE_OPS = (
     "native_layer_norm",
     "native_group_norm",
@@ -55,17 +64,19 @@ def enable(name: str) -> None:
     if taken != "privateuseone":
         raise SettingsError(
             f"another extension already registered the device {taken!r} in this process; "
-            "the simulated one cannot stand beside it."
+            "the simulated device cannot be added."
         )
     if not name.isidentifier() or hasattr(torch, name):
-        raise SettingsError(f"{name!r} cannot name a device: torch has something of that name, or it is no identifier.")
+        raise SettingsError(
+            f"{name!r} cannot name a device: it is not an identifier, or torch already has an attribute of that name."
+        )
     _register(name)
     STATE.name = name
     _check_engine(name)
 
 
 def _check_engine(name: str) -> None:
-    """The autograd engine counts the devices once, at the first backward of a process: a device that comes later has no thread."""
+    """Raise SettingsError if a backward ran before: the engine counts devices once, so a later device has no thread."""
     if getattr(torch.__spec__, "_initializing", False):
         return  # no backward can have run yet, and the device's thread would wait for the import of torch to end
     try:
@@ -74,8 +85,8 @@ def _check_engine(name: str) -> None:
         if "device_ready_queues_" not in str(error):
             raise
         raise SettingsError(
-            f"the device {name!r} was enabled after the first backward of this process; torch runs no backward on it any more. "
-            "Call sim.enable() before any training, best right after importing torch."
+            f"the device {name!r} was enabled after the first backward of this process; torch can no longer run backward on it. "
+            "Call sim.enable() before any training, ideally right after importing torch."
         ) from None
 
 
@@ -102,29 +113,29 @@ def _register(name: str) -> None:
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         for key, layout in _UNSUPPORTED_KEYS.items():
             everything.fallback(_refusal(name, layout), key)
-        # The stock handling of a conjugated source clones it by a copy, which would come back here without end.
+        # torch handles a conjugated source by cloning it with a copy, which would end up here again, without end.
         for key in ("Conjugate", "Negative", "ZeroTensor"):
             for copying in ("_copy_from", "_copy_from_and_resize"):
                 aten.impl(copying, torch.library.fallthrough_kernel, key)
         for op in _whole_ops():
             aten.impl(op._name.removeprefix("aten::"), _bound(fallback.run_op, op), "PrivateUse1")
         if not torch.backends.cuda.is_built():
-            # Nothing in this process can pin memory any more; torch's own message would speak of C++ interfaces.
+            # Nothing in this process can pin memory now; torch's own message would be about C++ interfaces.
             aten.impl("_pin_memory", _bound(fallback.run_op, _aten("_pin_memory")), "CPU")
         autocast.register(aten, name)
         _libraries.append(collectives.register(name))
     memory.install_storage_methods(name)
     _install_module_moves(name)
     torch_names.replace_engine_entry(_raising_lost)
-    # The guard has no streams to wait for, and torch's own function insists on them.
+    # The guard has no streams to wait for, and torch's own function requires them.
     torch.accelerator.synchronize = lambda device=None: None
 
 
 def _whole_ops() -> list[Any]:
-    """Ops for which a composite C++ kernel would answer before the fallback is asked.
+    """Return the ops that a composite C++ kernel would otherwise run instead of the fallback.
 
-    The composite ones of the foreach family loop over single tensors, those of structured ops allocate and call the
-    out= form: asked whole, an op is one call, as on a real device, and can be made faulty by its name.
+    Composite kernels of the foreach family loop over single tensors; those of structured ops allocate and call the out=
+    form. Run whole, an op is one call, as on a real device, and a fault can name it.
     """
     has_kernel = torch_names.has_kernel
     whole = [_aten(name) for name in (*_WHOLE_OPS, *_BELOW_MODES)]
@@ -161,7 +172,7 @@ _lost: deque[BaseException] = deque(maxlen=16)
 
 
 def _make_hooks_and_guard() -> tuple[Any, Any]:
-    """Return the two objects that torch asks; their classes are made here because their bases are private and may be absent."""
+    """Return the hooks and the guard. Their classes are made here because their bases are private and may be missing."""
     device_type = torch_names.DeviceType.PrivateUse1
 
     class Hooks(torch_names.accelerator_parts.PrivateUse1Hooks):
@@ -198,7 +209,7 @@ def _raising_lost(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install_module_moves(name: str) -> None:
-    """Wrap the three methods that move a module: `to`, `cpu`, and the one called like the device."""
+    """Wrap the three methods that move a module: `to`, `cpu`, and the one with the name of the device."""
 
     def target_of_to(args: Any, kwargs: Any) -> str | None:
         device = torch_names.functions_of_nn._parse_to(*args, **kwargs)[0]

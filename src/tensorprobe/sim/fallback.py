@@ -1,12 +1,11 @@
-"""One boxed kernel for every op of the simulated device: run the same op on CPU aliases of its tensors, and dress the
-result.
+"""One boxed kernel for every op of the simulated device: run the same op on CPU aliases of its tensors.
 
-A plan is made once for each op from its schema: is it a view, which returned tensor is which argument, does it draw
-random numbers. Executing it is dull: alias, run (through the faults), alias back. Ops that change what memory a
-tensor points to have code of their own.
+A `HostPlan` is made once for each op from its schema: whether it is a view, which returned tensor is which argument, whether
+it draws random numbers. Running it is simple: alias the tensors, run the op through the faults, alias the results back. Ops
+that change the memory of a tensor have code of their own. `FLAG` is the overflow flag of the older tools' accelerators.
 
-Promises: user modes and autocast do not see the host's execution; the host's random stream is not touched; endless
-mutual recursion between a C++ kernel and this one ends in a RuntimeError instead of a crashed process.
+Promises: user modes and autocast do not see the execution on the host. The host's random stream is not touched. Endless
+recursion between a C++ kernel and this one raises RuntimeError instead of crashing the process.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def _perform(plan: HostPlan, call: OpCall) -> Any:
 
 
 def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callable[..., Any]:
-    """Return the operation, tried again with output tensors of their own when it wants to grow one: an alias cannot grow."""
+    """Return the operation, which runs again with copies of its outputs if it must grow one: an alias cannot grow."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -129,7 +128,7 @@ def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callabl
 
 
 def _returning_written(operation: Callable[..., Any], written: tuple[int, ...]) -> Callable[..., Any]:
-    """Return the operation, giving back the arguments it writes to, so that a fault can spoil them like any result."""
+    """Return the operation, which returns the arguments it writes to, so that a fault can change them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         operation(*args, **kwargs)
@@ -190,7 +189,7 @@ def _store(original: Tensor, host: Any, value: Tensor) -> None:
 
 
 def _copy_from(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copies on the device and to and from the host; the one op that sees lazily conjugated tensors.
+    """Copy on the device, and to and from the host; the only op that gets lazily conjugated tensors.
 
     Faults know the three apart: a tool that reads results off the device must not move the count of the program's own
     copies.
@@ -272,18 +271,18 @@ def _refuse_mixed_devices(plan: HostPlan, args: tuple[Any, ...], kwargs: dict[st
 
 
 class OverflowFlag:
-    """`armed`: whether ops are looked at. `raised`: whether one overflowed since the last `clear`."""
+    """The overflow flag: `raised` when an op makes inf or NaN from finite inputs. Ops are checked only while `armed`."""
 
     def __init__(self) -> None:
         self.armed = False
         self.raised = False
 
     def clear(self) -> None:
-        """Forget what happened."""
+        """Reset the flag."""
         self.raised = False
 
     def watch(self, inputs_finite: bool, outputs: Any) -> None:
-        """Raise the flag when finite inputs gave an output that is not."""
+        """Raise the flag when finite inputs gave a nonfinite output."""
         if inputs_finite and not all_finite(outputs):
             self.raised = True
 

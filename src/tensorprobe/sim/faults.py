@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to be wrong at one kind of place. Text fields `op` and `module` may hold `*` and `?`."""
+    """One kind of error and where it applies. The fields `op` and `module` may contain `*` and `?`."""
 
     op: str
     kind: str
@@ -43,12 +43,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rank: int | None = None
     """Only in the process with this rank of the default process group (or RANK in the environment)."""
     output: int | None = 0
-    """Which output is spoiled, for ops with several; null for all of them."""
+    """Which output is changed, for ops with several; null for all of them."""
     probability: float = 1.0
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Only what differs from the defaults, with the parameters beside the fields."""
+        """Return the fields that differ from their defaults, with the parameters beside them."""
         fields = {key: value for key, value in msgspec.to_builtins(self).items() if value != _DEFAULTS.get(key)}
         return {**{key: value for key, value in fields.items() if key != "params"}, **self.params}
 
@@ -78,7 +78,7 @@ def _check_kind(fault: Fault) -> None:
     from tensorprobe.sim.kinds import KINDS, parameters_of  # imports torch
 
     if fault.kind not in KINDS:
-        raise SettingsError(f"no kind of fault is called {fault.kind!r}.{did_you_mean(fault.kind, KINDS)}")
+        raise SettingsError(f"unknown kind of fault {fault.kind!r}.{did_you_mean(fault.kind, KINDS)}")
     known = parameters_of(fault.kind)
     for name in fault.params:
         if name not in known:
@@ -87,18 +87,18 @@ def _check_kind(fault: Fault) -> None:
                 f"kind {fault.kind!r} has no parameter {name!r} (it has {sorted(known) or 'none'}).{hint}"
             )
     if not 0 <= fault.probability <= 1:
-        raise SettingsError(f"probability is {fault.probability}; it lies between 0 and 1.")
+        raise SettingsError(f"expected a probability between 0 and 1, got {fault.probability}.")
 
 
 def read_faults(text: str) -> list[Fault]:
-    """Faults from text: names of the catalog separated by commas, the path of a .json or .toml file, or JSON itself."""
+    """Read faults from text: catalog names separated by commas, the path of a .json or .toml file, or JSON itself."""
     text = text.strip()
     if text.startswith(("[", "{")):
         return _faults_of(_decode(text.encode(), "json", "the text given"), "the text given")
     if text.endswith((".json", ".toml")):
         path = Path(text)
         if not path.is_file():
-            raise SettingsError(f"no fault file {text!r}.")
+            raise SettingsError(f"fault file {text!r} does not exist.")
         return _faults_of(_decode(path.read_bytes(), path.suffix[1:], text), text)
     from tensorprobe.sim.known_faults import named_fault
 
@@ -109,7 +109,7 @@ def _decode(content: bytes, form: str, where: str) -> Any:
     try:
         return msgspec.toml.decode(content) if form == "toml" else msgspec.json.decode(content)
     except (msgspec.DecodeError, ImportError) as wrong:
-        raise SettingsError(f"faults in {where} cannot be read: {wrong}") from None
+        raise SettingsError(f"cannot read the faults in {where}: {wrong}") from None
 
 
 def _faults_of(decoded: Any, where: str) -> list[Fault]:
@@ -125,7 +125,7 @@ def write_faults(faults: Iterable[Fault]) -> str:
 
 
 class Installed:
-    """A fault in force: counts its matching calls, holds its random stream and memory; `remove` ends it."""
+    """An installed fault with its counts, random stream and memory; `remove` uninstalls it."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -136,9 +136,7 @@ class Installed:
         self._lock = threading.Lock()
 
     def claims(self, dtype: str | None) -> bool | None:
-        """Return whether this call of a matching op is hit; None when it is not this fault's place, and then it is not
-        counted.
-        """
+        """Return whether the fault applies to this call of its op; None, without counting, if dtype, rank or module differ."""
         fault = self.fault
         if fault.dtype is not None and fault.dtype != dtype:
             return None
@@ -163,7 +161,7 @@ class Installed:
         return fault.module is None or fnmatchcase(WATCH.path(), fault.module)
 
     def remove(self) -> None:
-        """Take the fault out of force; doing it twice is harmless."""
+        """Uninstall the fault; a second call does nothing."""
         if self in _INSTALLED:
             _INSTALLED.remove(self)
             _BY_OP.clear()
@@ -178,7 +176,7 @@ _BY_OP: dict[str, list[Installed]] = {}
 
 
 def install(fault: Fault) -> Installed:
-    """Put a fault in force until its handle's `remove`."""
+    """Install a fault until its handle's `remove` is called."""
     _check_kind(fault)
     handle = Installed(fault)
     if fault.module is not None:
@@ -192,7 +190,7 @@ def install(fault: Fault) -> Installed:
 
 @contextmanager
 def installed(faults: Iterable[Fault]) -> Iterator[list[Installed]]:
-    """Yield the faults in force inside the `with`; gives their handles."""
+    """Install faults inside the `with`, and yield their handles."""
     handles = [install(fault) for fault in faults]
     try:
         yield handles
@@ -202,7 +200,7 @@ def installed(faults: Iterable[Fault]) -> Iterator[list[Installed]]:
 
 
 def active() -> list[Fault]:
-    """Return the faults now in force."""
+    """Return the installed faults."""
     return [handle.fault for handle in _INSTALLED]
 
 
@@ -219,9 +217,7 @@ def concern(op: str) -> bool:
 
 
 def perform(call: OpCall, dtype: Callable[[], str | None]) -> Any:
-    """Return the result of `call` with the matching faults applied; `dtype` is asked only when a fault is installed for the
-    op.
-    """
+    """Return the result of `call` with the matching faults applied; `dtype` is called only if a fault names the op."""
     candidates = _candidates(call.name)
     if not candidates:
         return call.run()

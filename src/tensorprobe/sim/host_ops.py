@@ -1,4 +1,9 @@
-"""What the schema of an op says about running it on the host: made once for each op, as data."""
+"""How an op of the simulated device runs on the host: a plan from its schema, and ops that need code of their own.
+
+Usually the device runs the same op on CPU aliases. That fails for ops that exist only for accelerators (the overrideable
+convolution, the fused recurrent cells): torch picks them because the device is not the CPU, and the CPU has no kernel for
+them. `SPECIALS` computes these on CPU tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,12 @@ from torch import Tensor
 
 from tensorprobe import torch_names
 
-# Kernels of these read and write sizes, strides and flags only: the CPU kernel serves a device tensor as it is.
+# These kernels read and write only sizes, strides and flags: the CPU kernel works on a device tensor directly.
 _METADATA_ONLY = {
     "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::_conj", "aten::_neg_view",
     "aten::view_as_real", "aten::view_as_complex", "aten::set_",
 }  # fmt: skip
-# CPU tensors with elements that an op takes beside device tensors, on real accelerators too.
+# Ops that take CPU tensors beside device tensors, on real accelerators too.
 _MIXES_DEVICES = {
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
     "aten::_unsafe_index_put", "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::tensor_split",
@@ -28,8 +33,8 @@ _MIXES_DEVICES = {
 class HostPlan:
     """What the schema says about an op.
 
-    `mutated` holds, for each return, the argument it is, as (position, name), or None. `written` holds the arguments
-    an op without returns writes to (the foreach family).
+    `mutated` has for each returned tensor the argument it is, as (position, name), or None. `written` has the arguments
+    that an op without returns writes to (the foreach family).
     """
 
     name: str
@@ -41,7 +46,7 @@ class HostPlan:
     takes_generator: bool
     takes_device: bool
     computes: bool
-    """Neither a view nor uninitialised memory."""
+    """Whether it computes values: it is neither a view nor uninitialised memory."""
     strict: bool
     outputs: frozenset[str]
     """Keyword arguments that the op writes to: `out` and its like."""
@@ -194,7 +199,7 @@ def _gru_cell_backward(grad: Tensor, workspace: Tensor, bias: bool) -> tuple[Ten
 
 
 def _histc(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Accelerators count integers too, the CPU only floating-point numbers."""
+    """Count integers too, as accelerators do; the CPU counts only floating-point numbers."""
     if x.is_floating_point():
         return aten.histc(x, *args, **kwargs)
     counted: Tensor = aten.histc.default(x.double(), *args, **{key: kwargs[key] for key in kwargs if key != "out"})
@@ -202,7 +207,7 @@ def _histc(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _sdp_choice(*_args: Any, **_kwargs: Any) -> int:
-    """Attention is computed by its definition (scaled matmul, softmax, matmul): each part can then be made faulty."""
+    """Choose attention by its definition (scaled matmul, softmax, matmul), so that faults can name each part."""
     return 0
 
 

@@ -1,7 +1,7 @@
 """The ways in which the simulated device can be wrong: a table from the name of a kind to the function that does it.
 
 Most kinds spoil a right result: `(tensor, **params) -> tensor`. A few replace the whole execution: they get the
-`OpCall`, may run it, and return its result. Parameters are keyword-only and have defaults, so the table itself
+`OpCall`, may run it, and return its result. Parameters are keyword-only and have defaults, so the table
 documents every kind.
 
 Kinds never write to the inputs of the op and never use torch's own random stream.
@@ -38,11 +38,11 @@ class OpCall:
     memory: dict[str, Any] = field(default_factory=dict)
 
     def inputs(self) -> list[Any]:
-        """The arguments that are read."""
+        """Return the arguments that are read."""
         return [*self.args, *[value for key, value in self.kwargs.items() if key not in self.outputs]]
 
     def run(self) -> Any:
-        """The right result."""
+        """Return the right result."""
         return self.operation(*self.args, **self.kwargs)
 
 
@@ -142,7 +142,7 @@ def stale(call: OpCall) -> Any:
 
 
 def witness(kind: str, result: Any, memory: dict[str, Any]) -> None:
-    """Let a fault see a call at its place that it left right: `stale` needs the result that came before."""
+    """Show a fault the result of a matching call that it left right: `stale` needs the previous result."""
     if kind == "stale":
         memory["previous"] = map_tensors(torch.clone, result)
 
@@ -202,7 +202,7 @@ KINDS: dict[str, Callable[..., Any]] = SPOILERS | REPLACEMENTS
 
 
 def parameters_of(kind: str) -> dict[str, Any]:
-    """The keyword parameters of a kind with their defaults."""
+    """Return the keyword parameters of a kind with their defaults."""
     signature = inspect.signature(KINDS[kind])
     return {p.name: p.default for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -216,7 +216,7 @@ def _float_type(precision: str) -> torch.dtype:
 
 
 def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any]) -> Any:
-    """The result of `call` as the kind gives it; `output` chooses which floating output is spoiled, None all of them."""
+    """Return the faulty result of `call`; `output` chooses which floating-point output is changed, None all of them."""
     if kind in REPLACEMENTS:
         return REPLACEMENTS[kind](call, **params)
     position = -1
@@ -316,7 +316,11 @@ _KNOWN: dict[str, Callable[[Sequence[Any], dict[str, Any], torch.dtype, int], Te
 
 
 def accumulate_in(name: str, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype, block: int) -> Tensor:
-    """The op's result with its running total kept in `dtype`."""
+    """Compute the op with its running total in `dtype`, as some accelerators do.
+
+    The terms of a block are summed as usual. Each block's sum is added to a total that is rounded to `dtype` after every
+    addition. Raises SettingsError for an op that is not known.
+    """
     if name not in _KNOWN:
         raise SettingsError(f"kind 'accumulate' knows {', '.join(sorted(_KNOWN))}; not {name}. Try kind 'compute-in'.")
     return _KNOWN[name](args, kwargs, dtype, block)

@@ -1,4 +1,4 @@
-"""Named faults over real ops, each with the small model of `models.py` on which it shows. Data only, free of torch.
+"""Named faults over real ops, each with the small model of `bench/sim/models.py` that shows it. Data only, free of torch.
 
 Where a fault first shows is not here but in `truth.py`, which `sim.catalog()` joins to these entries: code that
 captures or compares runs never imports that module, so nothing can find a fault by looking it up.
@@ -20,7 +20,7 @@ _FIELDS = set(Fault.__struct_fields__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A fault with a name: what it is like, on which model it shows, and after how many training steps at the latest."""
+    """A named fault: what it does, which model shows it, and after how many training steps at most."""
 
     name: str
     about: str
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class CatalogFault(Entry):
-    """An entry with the place where it first shows."""
+    """An entry with the first call that differs."""
 
     truth: Truth | None = None
 
@@ -207,11 +207,13 @@ ENTRIES: tuple[Entry, ...] = (
 
 
 def named_fault(name: str) -> Fault:
-    """Return the fault of that name; `SettingsError` with the nearest name when there is none."""
+    """Return the fault with this name; raise `SettingsError` with the nearest name if there is none."""
     for entry in ENTRIES:
         if entry.name == name:
             return entry.fault
-    raise SettingsError(f"no fault of the catalog is called {name!r}.{did_you_mean(name, [e.name for e in ENTRIES])}")
+    raise SettingsError(
+        f"unknown fault {name!r}; it is not in the catalog.{did_you_mean(name, [e.name for e in ENTRIES])}"
+    )
 
 
 def joined() -> list[CatalogFault]:

@@ -43,7 +43,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _relabelled(tensor: torch.Tensor, device_code: int) -> torch.Tensor:
-    """Return a tensor over the same memory that says it lives on the device with that DLPack code."""
+    """Return a tensor on the same memory, labelled with the device of that DLPack code."""
     capsule = torch_names.to_dlpack(tensor)
     head = _DlTensorHead.from_address(_capsule_pointer(capsule, b"dltensor"))
     head.device.type = device_code
@@ -57,7 +57,7 @@ def is_device(tensor: torch.Tensor) -> bool:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor over the same memory; tensors of other devices come back unchanged."""
+    """Return a CPU tensor on the same memory; tensors of other devices are returned unchanged."""
     if not is_device(tensor):
         return tensor
     if tensor.layout != torch.strided:
@@ -73,7 +73,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a device tensor over the memory of a CPU tensor, which it keeps alive; other tensors come back unchanged."""
+    """Return a device tensor on the memory of a CPU tensor, which it keeps alive; return other tensors unchanged."""
     if not tensor.is_cpu:
         return tensor
     if tensor.layout != torch.strided:
@@ -194,7 +194,7 @@ def install_storage_methods(name: str) -> None:
 
 
 def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return the same nesting with each tensor changed; anything else is kept as it is."""
+    """Return lists, tuples and dicts with each tensor inside changed; everything else stays as it is."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -205,7 +205,7 @@ def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in order."""
+    """Return the tensors inside lists, tuples and dicts, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

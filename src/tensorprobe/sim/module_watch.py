@@ -1,4 +1,4 @@
-"""Where in the program an op runs: which module's forward it belongs to, and whether it is part of backward.
+"""Find where in the program an op runs: in which module, and whether in backward.
 
 `ModuleWatch` follows `nn.Module` calls through torch's global module hooks while something needs paths. Forward: the
 innermost module on the stack. Backward: every autograd node carries the sequence number it got when the forward pass
@@ -34,7 +34,7 @@ class ModuleWatch:
         self._users = 0
 
     def start(self) -> None:
-        """Begin to follow module calls; calls of start and stop nest."""
+        """Start to follow module calls. Calls of start and stop nest."""
         self._users += 1
         if self._users == 1:
             hooks = torch.nn.modules.module
@@ -53,7 +53,7 @@ class ModuleWatch:
             self._spans.clear()
 
     def path(self) -> str:
-        """Return the path of the module to which the op now running belongs; empty outside of modules."""
+        """Return the path of the module that the running op belongs to; empty outside of modules."""
         node = torch_names.autograd_node()
         if node is not None:
             return self._path_of_number(node._sequence_nr())

@@ -26,10 +26,10 @@ class Stream:
         self.stream_id = 0
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work is done already."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work is done already."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """Return the event, recorded now."""
@@ -38,10 +38,10 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work is done already."""
 
     def query(self) -> bool:
-        """Return whether all work is done: always."""
+        """Return True: all work is done."""
         return True
 
 
@@ -52,21 +52,21 @@ class Event:
         self._moment_s = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Remember now."""
+        """Record the current time."""
         self._moment_s = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work is done already."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work is done already."""
 
     def query(self) -> bool:
-        """Return whether the event has happened: always."""
+        """Return True: the event has happened."""
         return True
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to the other."""
+        """Return the milliseconds from this event to the other."""
         return (end_event._moment_s - self._moment_s) * 1000
 
 
@@ -88,7 +88,7 @@ def device_module(name: str) -> types.ModuleType:
 
 
 def _index(name: str, device: Any) -> int:
-    """0, or an error for a device that is not there."""
+    """Return 0; raise an error for a device that does not exist."""
     if device is None:
         return 0
     index = device if isinstance(device, int) else torch.device(device).index or 0

@@ -67,7 +67,7 @@ def _dump() -> dict[str, Any]:
 
 def _overflow_functions() -> dict[str, Any]:
     def npu_check_overflow(value: Any) -> bool:
-        """Return whether a gradient, or the running computation for a number, has overflowed."""
+        """Return whether a gradient has overflowed, or, for a number, whether the flag is raised."""
         if isinstance(value, Tensor):
             return not bool(value.detach().isfinite().all())
         return FLAG.raised
