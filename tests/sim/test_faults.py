@@ -192,7 +192,7 @@ def test_faults_are_read_from_json_toml_names_and_text(tmp_path: Path) -> None:
     assert [one.op for one in sim.read_faults("softmax-tail,gelu-truncated")] == ["aten::_softmax", "aten::gelu"]
     for text, message in (
         ("softmax-tial", "Did you mean 'softmax-tail'"),
-        ("[{]", "cannot be read"),
+        ("[{]", "cannot read the faults"),
         ("[3]", "a table or a list of tables"),
         (str(tmp_path / "none.toml"), "does not exist"),
     ):
