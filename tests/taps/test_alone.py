@@ -124,6 +124,9 @@ def test_training_does_not_notice(call: str, true_backward: tuple[Run, Run], tmp
     assert probe.coverage.recorded > 0
 
 
+@pytest.mark.needs_torch(
+    "2.8", "an older torch cannot say whether hooks on saved tensors are on: what is saved is detached"
+)
 @pytest.mark.parametrize("call", CALLS[:-1])
 def test_with_the_true_gradient_the_same_is_computed_as_in_the_true_backward(
     call: str, true_backward: tuple[Run, Run], tmp_path: Path

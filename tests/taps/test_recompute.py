@@ -38,8 +38,10 @@ def test_names_are_those_of_a_run_without_checkpointing(kind: str, level: str, t
 
 
 def is_of_checkpointing_itself(name: str) -> bool:
-    """Checkpointing detaches what it keeps, at other places than autograd does without it."""
-    return "detach" in name
+    """Checkpointing detaches what it keeps, at other places than autograd does without it; before torch 2.8 it makes an
+    empty tensor.
+    """
+    return "detach" in name or "empty" in name
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ from another rank has not introduced it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,7 +23,7 @@ from tensorprobe.ops import is_collective
 
 MAX_EXTERNALS = 100
 
-_INTRODUCED, _STRUCTURAL = STATUSES.index("introduced"), STATUSES.index("structural")
+_AGREES, _INTRODUCED, _STRUCTURAL = (STATUSES.index(name) for name in ("agrees", "introduced", "structural"))
 _UNPAIRED = ("only_baseline", "only_candidate")
 
 
@@ -103,6 +104,23 @@ class _Step:
             (calls.stack[made], calls.candidate_stack[made]),
         )
 
+    def is_settled(self, finding: Finding) -> bool:
+        """Return whether a call without a partner is a part of an API call that agrees: another way to the same result.
+
+        Versions of torch differ in what their composite functions, such as attention, are made of.
+        """
+        return finding.parent in self._agreeing[finding.kind == "only_candidate"]
+
+    @functools.cached_property
+    def _agreeing(self) -> tuple[set[str], set[str]]:
+        calls = self.measured.calls
+        agree = [
+            call
+            for call, status in enumerate(self.opinion.status)
+            if status == _AGREES and calls.level[call] == Level.API
+        ]
+        return {calls.name[call] for call in agree}, {calls.candidate[call] for call in agree}
+
     def unpaired(self, finding: Finding) -> Candidate:
         """A call without a partner, in the place where its own run has it."""
         calls = self.measured.calls
@@ -144,7 +162,9 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
 
     paired = first(status == _STRUCTURAL)
     unpaired = min(
-        (finding for finding in measured.findings if finding.kind in _UNPAIRED), key=lambda one: one.index, default=None
+        (finding for finding in measured.findings if finding.kind in _UNPAIRED and not step.is_settled(finding)),
+        key=lambda one: one.index,
+        default=None,
     )
     structural = [one for one in (paired, step.unpaired(unpaired) if unpaired else None) if one is not None]
     counts = numpy.bincount(status, minlength=len(STATUSES))

@@ -158,6 +158,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     module: str = ""
     detail: str = ""
     suggestion: str = ""
+    parent: str = ""
+    """Of a call without a partner: the call that it is a part of, as attention is made of products."""
     source: Frame | None = None
 
 

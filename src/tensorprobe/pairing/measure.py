@@ -134,7 +134,7 @@ def _measure_aligned(
                 table.skip(reason, 2)
         if progress is not None:
             progress(len(chunk))
-    table.add_unpaired(entries, alignment, details, damaged)
+    table.add_unpaired(segments, entries, alignment, details, damaged)
     measured = table.measured()
     measured.unused_map, measured.coarse = alignment.unused_map, alignment.method != "exact"
     return measured
@@ -314,6 +314,7 @@ class _Table:
 
     def add_unpaired(
         self,
+        segments: tuple[Segment, Segment],
         entries: tuple[Sequence[Entry], Sequence[Entry]],
         alignment: Alignment,
         details: Callable[[RunSideName], Sequence[Detail]],
@@ -337,12 +338,13 @@ class _Table:
         if any(only):
             suggestions = Suggestions(alignment, *entries, details)
             for side, positions in zip(sides, only, strict=True):
-                self._add_unpaired_side(side, positions, entries, details, suggestions)
+                self._add_unpaired_side(side, positions, segments, entries, details, suggestions)
 
     def _add_unpaired_side(
         self,
         side: RunSideName,
         positions: Sequence[int],
+        segments: tuple[Segment, Segment],
         entries: tuple[Sequence[Entry], Sequence[Entry]],
         details: Callable[[RunSideName], Sequence[Detail]],
         suggestions: Suggestions,
@@ -353,11 +355,19 @@ class _Table:
             near = suggestions.nearest(side, position) if number < MAX_SUGGESTED else None
             suggestion = "" if near is None else f"{theirs[near.position].name} ({near.reason})"
             module = details(side)[position].module
-            self._find(kind, ours[position].line, ours[position].name, module, suggestion=suggestion)
+            parent = segments[side == "candidate"].call_at(ours[position]).parent or ""
+            self._find(kind, ours[position].line, ours[position].name, module, suggestion=suggestion, parent=parent)
         self._findings_left_out += max(0, len(positions) - MAX_FINDINGS)
 
     def _find(
-        self, kind: FindingKind, line: int, call: str, module: str, detail: str = "", suggestion: str = ""
+        self,
+        kind: FindingKind,
+        line: int,
+        call: str,
+        module: str,
+        detail: str = "",
+        suggestion: str = "",
+        parent: str = "",
     ) -> None:
         self._found[kind] = self._found.get(kind, 0) + 1
         if self._found[kind] > MAX_FINDINGS:  # for each kind: many findings about dtypes must not hide a missing call
@@ -374,6 +384,7 @@ class _Table:
                 module=module,
                 detail=detail,
                 suggestion=suggestion,
+                parent=parent,
             )
         )
 

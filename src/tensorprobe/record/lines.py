@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,6 @@ MAX_DAMAGED = 1000
 MAX_NESTING = 100
 """JSON nested deeper than this is refused: callers may walk it recursively."""
 
-T = TypeVar("T")
 
 JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Everything that decoding hostile JSON can raise."""
@@ -38,13 +37,13 @@ class Damage(NamedTuple):
         return f"{self.file}, line {self.line:,}: {self.reason}"
 
 
-class Line(NamedTuple, Generic[T]):
+class Line(NamedTuple):
     """One decoded line: its zero-based number, its start, and its length with the line end."""
 
     number: int
     start: int
     length: int
-    value: T
+    value: Any
 
 
 def reason_of(error: Exception) -> str:
@@ -58,7 +57,7 @@ def reason_of(error: Exception) -> str:
     return str(error)
 
 
-def read_lines(descriptor: int, file: str, decode: Callable[[bytes], T]) -> Iterator[Line[T] | Damage]:
+def read_lines(descriptor: int, file: str, decode: Callable[[bytes], Any]) -> Iterator[Line | Damage]:
     """Decode each finished line of the file, and close the descriptor at the end.
 
     `decode` may raise any of `JSON_ERRORS`, or ValueError with a reason: then that line is a Damage. Reading stops at

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -244,7 +244,7 @@ class NativeSegment:
         finally:
             os.close(descriptor)
 
-    def _lines(self, name: str, decode: Callable[[bytes], T], *, required: bool) -> Iterator[Line[T] | Damage]:
+    def _lines(self, name: str, decode: Callable[[bytes], Any], *, required: bool) -> Iterator[Line | Damage]:
         try:
             descriptor = open_file(self._root, *self._folder, name)
         except FileNotFoundError:
