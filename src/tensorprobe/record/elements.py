@@ -1,7 +1,7 @@
 """Convert the stored bytes of one slot to a torch tensor or a numpy array.
 
 In: a checked buffer and the slot that describes it. Out: a view of that buffer, never a copy, except where numpy has
-no such dtype. torch and numpy are imported inside the functions: whoever only lists a run does not pay for them.
+no such dtype. torch and numpy are imported inside the functions: listing a run does not import them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `tensorprobe inspect` shows, gathered from an open run: the run as a whole, or one call with sample values.
 
-In: a `Run`. Out: the structs of `model.overview`, which know nothing of files. Damage is counted and told, not raised.
+In: a `Run`. Out: the structs of `model.overview`, which know nothing of files. Damage is counted and reported, not raised.
 Samples are read through numpy; a tensor of more than `MAX_SCANNED` bytes is not searched for its extremes.
 """
 
@@ -173,7 +173,7 @@ def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
     what = f"is still being recorded (process {', '.join(map(str, alive))})" if alive else "was never closed"
     whole = [step for step in run.steps if step < edge]
     rest = {segment.rank: segment.calls for segment in segments if segment.step == edge}
-    told = [
+    counts = [
         f"{rest[rank]:,} calls on rank {rank}" if rest.get(rank) else f"none on rank {rank}" for rank in run.ranks[:8]
     ]
     steps = (
@@ -183,7 +183,7 @@ def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
     )
     if edge < 0:
         return f"'{run.path}' {what}. {'Some ranks hold' if segments else 'It holds'} no calls."
-    return f"'{run.path}' {what}. {steps}step {edge} has {', '.join(told)}{', …' if len(run.ranks) > 8 else ''}."
+    return f"'{run.path}' {what}. {steps}step {edge} has {', '.join(counts)}{', …' if len(run.ranks) > 8 else ''}."
 
 
 def _example(run: Run) -> str | None:

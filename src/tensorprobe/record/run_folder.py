@@ -1,6 +1,6 @@
 """The folder of a run, made or refused before anything is recorded.
 
-Ranks do not talk to each other here: each makes what is its own, and the manifest is made by whoever comes first.
+Ranks do not talk to each other here: each makes what is its own, and the first rank makes the manifest.
 """
 
 from __future__ import annotations

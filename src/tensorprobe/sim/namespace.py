@@ -184,7 +184,7 @@ def _stream_functions(only: Stream) -> dict[str, Any]:
 
 
 def _memory_functions() -> dict[str, Any]:
-    """Return the host's memory is used and nobody counts it: every figure is zero."""
+    """Return memory statistics that are all zero: the device uses the host's memory, which is not counted."""
     zeros = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
     nothing = "empty_cache reset_peak_memory_stats reset_max_memory_allocated ipc_collect"
     return {
