@@ -22,7 +22,19 @@ import tensorprobe
 HOUSE = Path(__file__).resolve().parents[1]
 CORE = "src/tensorprobe"
 
-BASE = {"fast", "errors", "model", "ops", "settings", "text", "standard_json", "torch_names", "arguments", "registry"}
+BASE = {
+    "fast",
+    "errors",
+    "model",
+    "ops",
+    "settings",
+    "text",
+    "files",
+    "standard_json",
+    "torch_names",
+    "arguments",
+    "registry",
+}
 STORED = BASE | {"numerics", "record"}
 SEES_CALLS = STORED | {"judge", "report", "replay", "work"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"errors", "model"},
     "settings": {"errors", "model"},
     "text": set(),
+    "files": {"errors", "settings"},
     "standard_json": {"errors"},
     "torch_names": {"errors", "model"},
     "arguments": {"errors", "model", "ops", "torch_names", "fast"},
@@ -43,14 +56,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "work": BASE,
     "taps": STORED,
     "pairing": STORED,
-    "judge": {"errors", "model", "ops", "settings", "text", "standard_json"},
-    "report": {"errors", "model", "text", "standard_json"},
+    "judge": {"errors", "model", "ops", "settings", "text", "files", "standard_json"},
+    "report": {"errors", "model", "text", "files", "standard_json"},
     "replay": STORED | {"judge", "report", "work"},
     "checks": SEES_CALLS,
     "watches": SEES_CALLS | {"taps"},
     "engine": SEES_CALLS | {"pairing"},
     "legacy": SEES_CALLS | {"taps", "pairing", "checks", "watches", "engine"},
-    "sim": {"errors", "model", "torch_names"},
+    "sim": {"errors", "model", "files", "torch_names"},
     "api_accuracy_checker": {"legacy"},
     "ptdbg_ascend": {"legacy"},
     "msprobe": {"legacy"},
@@ -69,6 +82,7 @@ WITHOUT_TORCH = {
     "ops",
     "settings",
     "text",
+    "files",
     "standard_json",
     "judge",
     "report",

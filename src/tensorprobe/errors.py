@@ -9,6 +9,7 @@
     │   ├── RunDamaged           a file of the run breaks the format
     │   │   └── TensorDamaged    the bytes of one tensor are not there or not sound
     │   └── UnsupportedVersion   written by a newer format
+    ├── FileRefused              a file that is not read: no regular file, or too large
     ├── NotFound                 a call, slot, step or rank that the run does not hold
     ├── NoData                   the slot was recorded without its values
     ├── CannotCompare            two runs that have nothing to compare
@@ -25,8 +26,8 @@ Two warnings: `CaptureIncomplete` (training went on, and what is missing is coun
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import islice
 
 
 class TensorprobeError(Exception):
@@ -63,6 +64,10 @@ class TensorDamaged(RunDamaged):
 
 class UnsupportedVersion(RunError):
     """The run was written in a format this version does not read."""
+
+
+class FileRefused(TensorprobeError):
+    """The file is not read: it is no regular file, or it is too large."""
 
 
 class NotFound(TensorprobeError, LookupError):
@@ -105,33 +110,21 @@ class UntriedTorch(UserWarning):
     """The installed torch is newer than those that this version of tensorprobe was tried with."""
 
 
+_LONGEST, _MOST_KNOWN = 200, 2000
+
+
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
-    """The known names closest to `name`, best first; empty when none is close."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    """The known names closest to `name`, best first; empty when none is close.
+
+    Names of more than 200 characters, and names beyond the first 2,000, are not looked at: the time grows with the square.
+    """
+    if len(name) > _LONGEST:
+        return []
+    short = islice((each for each in known if len(each) <= _LONGEST), _MOST_KNOWN)
+    return difflib.get_close_matches(name, list(short), n=count, cutoff=0.6)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest known name, or nothing."""
     close = nearest(name, known, count=1)
     return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def guarded(program: Callable[[], object], about: str = "run") -> None:
-    """Run a command to its end and exit: 2 with one message for what the user can correct, 3 for a bug of ours.
-
-    `about` is what the user may suspect instead.
-    """
-    try:
-        program()
-    except TensorprobeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone, as `head` does: that is no error
-        sys.exit(0)
-    except Exception:
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.write(f"This is a bug of tensorprobe, not of your {about}. Please report it with the lines above.\n")
-        sys.exit(3)

@@ -153,7 +153,7 @@ def test_name_never_leaves_the_folder(name: str, tmp_path: Path) -> None:
 
 
 def test_name_that_no_file_system_takes_is_a_fact(tmp_path: Path) -> None:
-    name = f"Torch_{'m' * 5000}_0_forward_output"
+    name = f"Torch_{'m' * 3000}_0_forward_output"
     (call,) = open_run(write_rank(tmp_path, [Line([name, 1, [], "torch.float32", [1], [1, 1, 1]])])).calls()
     with pytest.raises(TensorDamaged, match="cannot be opened: File name too long"):
         call.outputs[0].numpy()

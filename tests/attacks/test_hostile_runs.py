@@ -36,7 +36,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "name without number": (b'{"name": "conv2d"}', "'conv2d' is not the name of a call"),
     "name without direction": (b'{"name": "Torch.mm.0.sideways"}', "is not the name of a call"),
     "name with control characters": (b'{"name": "\\u001b[2J.mm.0.forward"}', "is not the name of a call"),
-    "name with an endless number": (b'{"name": "a.' + b"9" * 5000 + b'.forward"}', "is not the name of a call"),
+    "name with an endless number": (b'{"name": "a.' + b"9" * 5000 + b'.forward"}', "length <= 4096"),
     "not UTF-8": (b'{"name": "\xff.mm.0.forward"}', "not UTF-8"),
     "lone surrogate": (b'{"name": "\\ud800.mm.0.forward"}', "not JSON"),
     "NaN": (b'{"name": "Torch.mm.0.forward", "thread": NaN}', "not JSON"),
@@ -233,7 +233,7 @@ MANIFESTS: dict[str, tuple[bytes, type[TensorprobeError], str]] = {
         "nested more than 100",
     ),
     "NaN": (json.dumps({**MANIFEST, "world_size": float("nan")}).encode(), RunDamaged, "cannot be read"),
-    "larger than any": (b" " * ((16 << 20) + 1), RunDamaged, "more than 16,777,216 bytes"),
+    "larger than any": (b" " * ((16 << 20) + 1), RunDamaged, "16,777,217 bytes; at most 16,777,216 are read"),
 }
 
 

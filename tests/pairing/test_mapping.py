@@ -8,7 +8,7 @@ import pytest
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.pairing.align import Options
-from tensorprobe.pairing.mapping import parse_mapping, read_mapping
+from tensorprobe.pairing.mapping import parse_mapping, read_map_text
 
 from .call_sequences import by_names
 
@@ -17,7 +17,7 @@ def test_lines_and_json_say_the_same(tmp_path: Path) -> None:
     lines = "# known pairs\n\nFunctional.silu = NPU.npu_silu  # fused\nTensor.add.0\tTorch.add.3\n"
     from_json = parse_mapping('{"Functional.silu": "NPU.npu_silu", "Tensor.add.0": "Torch.add.3"}')
     (tmp_path / "map.txt").write_text(lines, encoding="utf-8")
-    assert parse_mapping(lines) == from_json == read_mapping(tmp_path / "map.txt")
+    assert parse_mapping(lines) == from_json == parse_mapping(read_map_text(tmp_path / "map.txt"))
     assert from_json.ops == {"NPU.npu_silu": "Functional.silu"}
     assert [str(name) for name in from_json.calls[0]] == ["Tensor.add.0", "Torch.add.3"]
 
@@ -64,10 +64,10 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"map file '.*' does not exist"):
-        read_mapping(tmp_path / "none")
+        read_map_text(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="cannot read map file"):
-        read_mapping(tmp_path / "binary")
+        read_map_text(tmp_path / "binary")
 
 
 def test_a_mapped_op_pairs_all_its_calls() -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import typer
 
-from tensorprobe.cli.ending import guarded
+from tensorprobe.report.ending import guarded
 from tensorprobe.version import VERSION
 
 _COMMANDS = ("capture", "compare", "audit", "precheck", "overflow", "inspect", "export", "sim", "doctor")

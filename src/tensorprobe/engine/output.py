@@ -20,7 +20,8 @@ from tensorprobe.engine.remote import RemoteFolder, is_url, local_path
 from tensorprobe.engine.result import Result, Rows
 from tensorprobe.engine.settings import TableForm
 from tensorprobe.engine.tasks import as_refusal
-from tensorprobe.errors import SettingsError
+from tensorprobe.errors import FileRefused, SettingsError
+from tensorprobe.files import read_file
 from tensorprobe.model.comparison import Comparison
 from tensorprobe.report.advisor import render_advice
 from tensorprobe.report.table import TableWriter, read_table
@@ -149,8 +150,8 @@ def _stale_tables(output: Output, fresh: Sequence[str]) -> list[str]:
     if not old or "summary.json" not in names:
         return []
     try:
-        decode(output.held(["summary.json"])[0].read_bytes(), Comparison, what="a comparison")
-    except SettingsError:
+        decode(read_file(output.held(["summary.json"])[0]), Comparison, what="a comparison")
+    except (SettingsError, FileRefused):
         return []
     return old
 

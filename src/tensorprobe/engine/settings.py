@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorprobe.errors import SettingsError
@@ -88,10 +87,9 @@ class CompareSettings(Settings):
         """Return the text of the map. It is checked here, so that a mistake in it is found before anything is read."""
         if self.map is None:
             return None
-        from tensorprobe.pairing.mapping import read_mapping
+        from tensorprobe.pairing.mapping import read_map_text
 
-        read_mapping(Path(self.map))
-        return Path(self.map).read_text(encoding="utf-8")
+        return read_map_text(self.map)
 
     def threads_for(self, tasks: int) -> int:
         """Return the threads of each of so many tasks: the tasks that run at once share the processors of this machine."""

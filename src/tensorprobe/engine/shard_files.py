@@ -19,6 +19,7 @@ from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult, RankTask
 from tensorprobe.engine.settings import CompareSettings, TableForm
 from tensorprobe.errors import CannotCompare
+from tensorprobe.files import read_file
 from tensorprobe.judge import Policy
 from tensorprobe.record.run import ranges
 from tensorprobe.version import VERSION
@@ -150,7 +151,7 @@ def read_shards(output: Output) -> list[Shard]:
 def _read_shard(path: Path, expected: tuple[int, int]) -> Shard:
     again = f"Run it again with --shard {expected[0]}/{expected[1]}."
     try:
-        shard = msgspec.convert(msgspec.json.decode(path.read_bytes()), Shard, strict=False)  # not strict: "NaN"
+        shard = msgspec.convert(msgspec.json.decode(read_file(path)), Shard, strict=False)  # not strict: "NaN"
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CannotCompare(f"'{path.name}' cannot be read as a shard: {error}.\n  {again}") from None
     if shard.format != FORMAT or (shard.number, shard.of) != expected:

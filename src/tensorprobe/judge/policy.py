@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.files import read_file
 from tensorprobe.model.measured import JUDGED
 
 
@@ -110,7 +111,7 @@ def load_policy(text: str) -> Policy:
 def _read_file(path: Path) -> _File:
     """Return the file, checked key by key; the error names the rule and the nearest known key."""
     try:
-        content: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+        content: dict[str, Any] = msgspec.toml.decode(read_file(path))
     except (OSError, msgspec.DecodeError, ValueError, RecursionError, ImportError) as wrong:
         raise SettingsError(f"{path}: this is not TOML: {wrong}.") from None
     rules = content.get("rule")

@@ -6,7 +6,7 @@ The field names are the keys on disk (docs/format.md); a field that has its defa
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -20,6 +20,10 @@ ArgumentTree = Any
 """JSON: numbers, strings, null, lists; `{"slot": "input.0"}` stands for a tensor, `{"type": ..., "value": ...}` for the rest."""
 
 _DIRECTIONS = ("forward", "backward")
+MAX_NAME = 4096
+"""No name of a call, slot, module or dtype that is read from a file is longer: what works on names may take more than linear time."""
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+"""A name whose length is checked when it is decoded."""
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,10 +52,10 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The place of one tensor in a call, and what is known of the tensor."""
 
-    name: str
-    dtype: str
+    name: Name
+    dtype: Name
     shape: tuple[int, ...]
-    device: str = "cpu"
+    device: Name = "cpu"
     stride: tuple[int, ...] | None = None
     grad: bool = False
     summary: Summary | None = None
@@ -84,11 +88,11 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One execution of one op, in one direction."""
 
-    name: str
+    name: Name
     level: Level = Level.API
-    module: str = ""
-    parent: str | None = None
-    origin: str | None = None
+    module: Name = ""
+    parent: Name | None = None
+    origin: Name | None = None
     stack: int | None = None
     thread: int = 0
     repeat: int = 0

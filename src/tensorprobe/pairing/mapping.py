@@ -11,12 +11,13 @@ directions (`Functional.silu.0`), an op (`Functional.silu`), or all ops with a p
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.files import read_file
 from tensorprobe.ops.names import FAMILIES, CallName, canonical_op, family_of, parse_call_name
 
 _EXAMPLE = "'Functional.silu = NPU.npu_silu'"
@@ -64,15 +65,16 @@ class _Line(NamedTuple):
     candidate: str
 
 
-def read_mapping(path: str | Path) -> NameMap:
-    """Read the map from a file; raise SettingsError with the line that is wrong and the reason."""
+def read_map_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a map file that is a map; raise SettingsError with the line that is wrong and the reason."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except FileNotFoundError:
         raise SettingsError(f"map file '{path}' does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read map file '{path}': {error}.") from None
-    return parse_mapping(text, source=str(path))
+    parse_mapping(text, source=str(path))
+    return text
 
 
 def parse_mapping(text: str, *, source: str = "map") -> NameMap:

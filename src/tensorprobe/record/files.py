@@ -13,27 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tensorprobe.errors import RunDamaged, RunError, RunNotFound
+from tensorprobe.errors import FileRefused, RunDamaged, RunError, RunNotFound
+from tensorprobe.files import KINDS, OPEN_FLAGS, read_descriptor
 
-_FILE_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_FILE_FLAGS = OPEN_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _RELATIVE = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
-
-_KINDS = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFREG: "a file",
-}
 
 
 def open_file(root: Path, *parts: str) -> int:
@@ -53,15 +38,14 @@ def open_file(root: Path, *parts: str) -> int:
     return descriptor
 
 
-def read_small_file(root: Path, *parts: str, limit: int) -> bytes:
-    """Return the content of a file of the run; raise RunDamaged when it has more than `limit` bytes."""
-    with os.fdopen(open_file(root, *parts), "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise RunDamaged(
-            f"'{root.joinpath(*parts)}' has more than {limit:,} bytes, more than any run writes there. It was not read."
-        )
-    return content
+def read_whole(root: Path, *parts: str, limit: int | None = None) -> bytes:
+    """The content of a file of the run; RunDamaged when it has more than `limit` bytes (by default `max_read_bytes`)."""
+    descriptor = open_file(root, *parts)
+    with os.fdopen(descriptor, "rb"):
+        try:
+            return read_descriptor(descriptor, root.joinpath(*parts), limit=limit)
+        except FileRefused as error:
+            raise RunDamaged(str(error)) from None
 
 
 def list_names(root: Path, *parts: str) -> list[str]:
@@ -114,7 +98,7 @@ def _demand(mode: int, kind: int, path: Path) -> None:
     found = stat.S_IFMT(mode)
     if found != kind:
         raise RunDamaged(
-            f"'{path}' is {_KINDS.get(found, 'a special file')}, where a run has {_KINDS[kind]}. "
+            f"'{path}' is {KINDS.get(found, 'a special file')}, where a run has {KINDS[kind]}. "
             "It was not opened: a run may not point outside itself."
         )
 

@@ -20,10 +20,11 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged, RunNotFound, UnsupportedVersion
 from tensorprobe.model import Call, Manifest, RankPart, Stack
+from tensorprobe.model.call import Name
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION
 from tensorprobe.record.blob import Blob, MappingPool
 from tensorprobe.record.draining import wait_for_recorder
-from tensorprobe.record.files import demand_folder, demand_run_folder, list_names, open_file, read_small_file
+from tensorprobe.record.files import demand_folder, demand_run_folder, list_names, open_file, read_whole
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, Damage, Line, nesting_exceeds, read_lines, reason_of
 from tensorprobe.record.run import Entry, Index, Run, Segment
 
@@ -89,7 +90,7 @@ def _promises(part: RankPart, step: int) -> bool:
 
 def _read_manifest(root: Path) -> Manifest:
     try:
-        raw = read_small_file(root, "manifest.json", limit=_MAX_JSON)
+        raw = read_whole(root, "manifest.json", limit=_MAX_JSON)
     except FileNotFoundError:
         raise RunNotFound(f"no run in '{root}' (no manifest.json).{_describe(root)}") from None
     found = _decode(raw, _Version, root / "manifest.json")
@@ -122,7 +123,7 @@ def _read_parts(root: Path) -> dict[int, RankPart]:
     for name in list_names(root):
         if match := _RANK_FILE.fullmatch(name):
             rank = int(match[1])
-            part = _decode(read_small_file(root, name, limit=_MAX_JSON), RankPart, root / name)
+            part = _decode(read_whole(root, name, limit=_MAX_JSON), RankPart, root / name)
             if part.rank != rank:
                 raise RunDamaged(f"'{root / name}' says it is of rank {part.rank}. Was it renamed or copied by hand?")
             parts[rank] = part
@@ -165,7 +166,7 @@ _CALL_NAME = re.compile(
 class _IndexLine(msgspec.Struct, frozen=True, gc=False):
     """The fields of a call that an index needs; the rest of the line is skipped without creating objects."""
 
-    name: str
+    name: Name
     repeat: int = 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -122,12 +123,12 @@ class Run:
         run.true_step = self.true_step if step is None or self.true_step is not None else self.steps[0]
         return run
 
-    @property
+    @cached_property
     def ranks(self) -> list[int]:
         """Every rank that has a part or a call, sorted."""
         return sorted({*self.parts, *(rank for _, rank in self._segments)})
 
-    @property
+    @cached_property
     def steps(self) -> list[int]:
         """Every step that some rank has a folder for, sorted."""
         return sorted({step for step, _ in self._segments})
@@ -144,6 +145,8 @@ class Run:
 
     def segments(self, step: int | None = None, rank: int | None = None) -> list[tuple[int, int]]:
         """Return the (step, rank) pairs of the run, in order; raise NotFound when none matches."""
+        if (step, rank) in self._segments:
+            return [(step, rank)]  # type: ignore[list-item]
         for kind, asked, held in (("step", step, self.steps), ("rank", rank, self.ranks)):
             if asked is not None and asked not in held:
                 raise NotFound(f"no {kind} {asked} in '{self.path}'. It holds {kind}s {ranges(held) or '(none)'}.")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.files import read_file
 
 if TYPE_CHECKING:
     from tensorprobe.sim.kinds import OpCall
@@ -99,7 +100,7 @@ def read_faults(text: str) -> list[Fault]:
         path = Path(text)
         if not path.is_file():
             raise SettingsError(f"fault file {text!r} does not exist.")
-        return _faults_of(_decode(path.read_bytes(), path.suffix[1:], text), text)
+        return _faults_of(_decode(read_file(path), path.suffix[1:], text), text)
     from tensorprobe.sim.known_faults import named_fault
 
     return [named_fault(name.strip()) for name in text.split(",") if name.strip()]

@@ -23,7 +23,7 @@ from tensorprobe.legacy.layouts.msprobe_entries import demand_call_name, quote_b
 from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.model import Call, Level, Slot, Stack
 from tensorprobe.ops.names import FAMILY_SPELLINGS, CallName, parse_call_name
-from tensorprobe.record.files import list_names, open_file
+from tensorprobe.record.files import list_names, open_file, read_whole
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
 from tensorprobe.record.run import Entry, Index, Run
@@ -110,7 +110,6 @@ def _look(file: CheckerFile) -> tuple[bytes, float]:
         return content.read(_HEAD), os.fstat(content.fileno()).st_mtime
 
 
-_MAX_BYTES = 4 << 30
 _FILE_BITS = 24
 """The number of a file: the line of its call, then so many bits for its place in the call."""
 
@@ -318,10 +317,7 @@ def _read(file: CheckerFile) -> dict[str, msgspec.Raw]:
     """Every key of a file with what stands under it; RunDamaged when it is not an object."""
     advice = "The process that wrote it may have been killed while it did: record again."
     try:
-        with os.fdopen(open_file(file.folder, file.name), "rb") as content:
-            if os.fstat(content.fileno()).st_size > _MAX_BYTES:
-                raise RunDamaged(f"'{file}' has more than {_MAX_BYTES:,} bytes; it was not read.")
-            raw = content.read()
+        raw = read_whole(file.folder, file.name)
     except FileNotFoundError:
         raise RunDamaged(f"'{file}' is missing.") from None
     try:

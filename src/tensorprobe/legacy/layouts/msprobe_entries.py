@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,9 +17,10 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.model import DTYPES, ArgumentTree, Frame, Slot, Summary
+from tensorprobe.model.call import MAX_NAME
 from tensorprobe.numerics.summary import json_number
 from tensorprobe.record.elements import MAX_DIMENSIONS
-from tensorprobe.record.files import open_file
+from tensorprobe.record.files import read_whole
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, reason_of
 
 _SECTIONS = (
@@ -49,6 +49,8 @@ NumberFile = Callable[[str], int]
 
 def demand_call_name(name: str) -> str:
     """The name; ValueError when it is not one that a call can have."""
+    if len(name) > MAX_NAME:
+        raise ValueError(f"its name has {len(name):,} characters; at most {MAX_NAME:,} are read")
     if _CALL_NAME.fullmatch(name) is None:
         raise ValueError("that is not the name of a call")
     return name
@@ -57,7 +59,7 @@ def demand_call_name(name: str) -> str:
 def find_parent(name: str, parents: dict[str, Any]) -> str | None:
     """The call in which the call was made; what stands there and is no call (`optimizer`) is left out."""
     parent = parents.get(name)
-    return parent if isinstance(parent, str) and _CALL_NAME.fullmatch(parent) else None
+    return parent if isinstance(parent, str) and len(parent) <= MAX_NAME and _CALL_NAME.fullmatch(parent) else None
 
 
 def find_module(name: str, parents: dict[str, Any]) -> str:
@@ -259,12 +261,12 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-MAX_BYTES = 8 << 30
 _LONG_LINE = 1 << 12
 
 _BARE = (re.compile(rb"NaN"), re.compile(rb"Infinity"))
 """Two patterns, because a search for one text is ten times as fast as one for either of two."""
-_STRING_OR_BARE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
+_STRING_OR_BARE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|(-?Infinity|NaN)', re.DOTALL)
+"""A string that never ends matches up to the end of the text; otherwise each quote inside it would start a search of its own."""
 _GRADIENTS = re.compile(r"(Module\..+)\.parameters_grad(?:\.([0-9]{1,18}))?")
 
 T = TypeVar("T")
@@ -316,10 +318,7 @@ def decode_entry(entry: msgspec.Raw) -> Any:
 def _read(root: Path, parts: tuple[str, ...], kind: type[T], *, advice: str) -> T:
     path = root.joinpath(*parts)
     try:
-        with os.fdopen(open_file(root, *parts), "rb") as file:
-            if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise RunDamaged(f"'{path}' has more than {MAX_BYTES:,} bytes; it was not read.")
-            raw = file.read()
+        raw = read_whole(root, *parts)
     except FileNotFoundError:
         raise RunDamaged(f"'{path}' is missing. {advice}") from None
     try:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tensorprobe.model import Frame
+from tensorprobe.model.call import MAX_NAME
 from tensorprobe.ops.names import CallName, parse_call_name, underscored
 from tensorprobe.record.elements import MAX_DIMENSIONS
 
@@ -147,7 +148,7 @@ class LineName(NamedTuple):
 
 def read_line_name(text: str) -> LineName | None:
     """The parts of a line's name; None for a name that is not of this layout."""
-    match = _LINE.fullmatch(text)
+    match = _LINE.fullmatch(text) if len(text) <= MAX_NAME else None
     if match is None:
         return None
     call, side, path = match.groups(default="")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean, guarded
+from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.report.ending import guarded
 from tensorprobe.version import VERSION
 
 _COMMANDS = {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensorprobe import files
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import RunDamaged, SettingsError
 from tensorprobe.legacy.compared.comparing import (
@@ -182,7 +183,7 @@ def read_parameters(given: Any) -> Parameters:
 def read_file(path: Path) -> dict[str, Any]:
     """What a compare.json says, unknown keys named with their line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_file(path).decode("utf-8")
         given = json.loads(text)
     except OSError as error:
         raise SettingsError(f"'{plain(path)}' cannot be read: {error.strerror}.") from None

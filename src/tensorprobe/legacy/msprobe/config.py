@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.files import read_file
 from tensorprobe.legacy.layouts.targets import MSPROBE_PARTS, MsprobeTarget
 from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops
 from tensorprobe.settings import parse_numbers
@@ -84,7 +85,7 @@ def _read(config_path: str | os.PathLike[str] | None) -> tuple[str, dict[str, An
     if not isinstance(config_path, (str, os.PathLike)):
         raise SettingsError(f"config_path is {config_path!r}; it must be the path of a config.json.")
     try:
-        text = Path(config_path).read_text(encoding="utf-8")
+        text = read_file(config_path).decode("utf-8")
         values = json.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"'{config_path}' cannot be read: {error}.") from None

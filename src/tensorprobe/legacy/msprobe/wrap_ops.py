@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.files import read_file
 from tensorprobe.legacy import msprobe
 from tensorprobe.ops.names import canonical_op
 from tensorprobe.text import plain
@@ -74,7 +75,7 @@ def read_items(path: Path) -> Iterator[Item]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_file(path).decode("utf-8").splitlines()
     except OSError as error:
         raise SettingsError(f"'{plain(path)}' cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:

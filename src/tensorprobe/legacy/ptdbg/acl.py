@@ -22,6 +22,7 @@ import numpy
 import torch
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
+from tensorprobe.files import read_file
 from tensorprobe.legacy.layouts.dump_sink import DumpSink, dump_kernels
 from tensorprobe.legacy.layouts.targets import KernelTarget
 from tensorprobe.legacy.ptdbg import logger
@@ -85,7 +86,7 @@ def read_dump_config(path: str | os.PathLike[str]) -> DumpConfig:
 
 def _read_fields(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        content = json.loads(read_file(file).decode("utf-8-sig"))
     except OSError as error:
         raise SettingsError(
             f"dump_config '{file}' cannot be read: {error.strerror}. It is a file such as\n  {_EXAMPLE}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
+from tensorprobe.files import read_file
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, OverflowReport
 from tensorprobe.ops import is_collective
 from tensorprobe.report.forms import Answer
@@ -105,9 +106,8 @@ def merge_watches(folder: Path) -> OverflowReport:
     reports: list[OverflowReport] = []
     for path in sorted(folder.glob("overflow.rank*.json")):
         try:
-            text = path.read_bytes().replace(
-                b'\n "births": [', b'\n "first_nonfinite": ['
-            )  # as older versions wrote it
+            # Older versions wrote another name.
+            text = read_file(path).replace(b'\n "births": [', b'\n "first_nonfinite": [')
             reports.append(decode(text, OverflowReport, what="an overflow report"))
         except (TensorprobeError, OSError) as error:
             raise RunDamaged(f"'{path}' cannot be read: {error}. Remove it to see the other ranks.") from None

@@ -11,6 +11,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from tensorprobe.errors import FileRefused
+from tensorprobe.files import read_file
+
 _ROW = struct.Struct("<QdIIIII4x")
 """Sequence number, greatest magnitude, step, number of the call, of its op's name, of its module's path, backward."""
 _HEAD = struct.Struct("<8sI4x")
@@ -71,8 +74,8 @@ class RingFile:
 def read_ring(path: Path) -> list[str]:
     """Return the last calls from the files that a process left; an empty list if they are missing or damaged."""
     try:
-        raw, names = path.read_bytes(), path.with_name(f"{path.name}.names").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        raw, names = read_file(path), read_file(path.with_name(f"{path.name}.names")).decode("utf-8").splitlines()
+    except (OSError, FileRefused, UnicodeDecodeError):
         return []
     return _lines(raw, names)
 

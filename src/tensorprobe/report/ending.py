@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from tensorprobe.errors import TensorprobeError
+from tensorprobe.files import refusal
 from tensorprobe.text import message
 
 
@@ -15,12 +16,20 @@ def guarded(program: Callable[[], object], about: str = "run") -> None:
     try:
         program()
     except TensorprobeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {message(error)}\n")
-        sys.exit(2)
+        _end(type(error).__name__, str(error))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, as `head` does: that is no error
         sys.exit(0)
+    except OSError as error:  # a full or read-only disk, a file that is gone: no bug of ours
+        _end(type(error).__name__, refusal(error))
+    except MemoryError as error:
+        _end("MemoryError", f"the memory of this machine, or of this process's limit, is used up. {error}".rstrip())
     except Exception:
         traceback.print_exc()
         sys.stderr.write(f"This is a bug of tensorprobe, not of your {about}. Please report it with the lines above.\n")
         sys.exit(3)
+
+
+def _end(kind: str, text: str) -> None:
+    sys.stderr.write(f"{kind}: {message(text)}\n")
+    sys.exit(2)
