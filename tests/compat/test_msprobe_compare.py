@@ -246,7 +246,7 @@ def test_an_argument_that_differs_is_said_in_the_first_row_of_its_call() -> None
         entry = {"input_args": [torch.ones(2, 2)], "input_kwargs": {"dim": dim}, "output": [torch.ones(2) * 2]}
         write_dump(Path(side), {"Torch.sum.0.forward": entry})
     rows = compared({"npu_path": "npu/dump.json", "bench_path": "bench/dump.json"})
-    assert "dim: 0 in baseline, 1 in candidate (baseline: bench, candidate: NPU)" in rows[0][MESSAGE]
+    assert "kwarg dim: 0 → 1 (baseline: bench, candidate: NPU)" in rows[0][MESSAGE]
     assert [row[VERDICT] for row in rows] == ["Yes", "Yes"] and rows[1][MESSAGE] == ""
 
 

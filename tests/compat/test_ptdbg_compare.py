@@ -120,9 +120,9 @@ def test_a_planted_fault_is_the_first_no(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (f"{CONV}_input.0", "What goes into this call differs already"),
+        (f"{CONV}_input.0", "The inputs of this call already differ"),
         (f"{CONV}_output", "The inputs of this call agree"),
-        (f"{RELU_BACKWARD}_input.0", "The gradient that arrives at this call differs"),
+        (f"{RELU_BACKWARD}_input.0", "The incoming gradient of this call already differs"),
         (f"{RELU_BACKWARD}_output.0", "the backward of this op differs"),
     ],
 )

@@ -218,7 +218,7 @@ def test_an_inherited_error_without_a_recorded_cause_says_so(tmp_path: Path) -> 
     ]
     result = compare(tmp_path, wrong[:1], wrong[1:])
     assert result.divergence is not None and result.divergence.inputs == "diverge"
-    assert "before what was captured" in str(result)
+    assert "the cause is before the captured part" in str(result)
 
 
 def test_memory_that_is_filled_bit_by_bit_is_not_blamed_for_what_stood_there(tmp_path: Path) -> None:
