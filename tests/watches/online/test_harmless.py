@@ -193,6 +193,7 @@ def sharded() -> list[Any]:
     return [one.to_local() if hasattr(one, "to_local") else one for one in leaves(out)]
 
 
+@pytest.mark.needs_torch("2.8", "fully_shard on the CPU")
 def test_sharded_training_is_watched_on_what_each_process_holds(one_process_group: None) -> None:
     expected = run(sharded)
     found, result = watched(sharded, chain=True)
