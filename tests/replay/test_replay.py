@@ -289,20 +289,20 @@ REFUSED: dict[str, str] = {
     "Torch.empty.0.forward": "not initialised",
     "Distributed.all_reduce.0.forward": "a collective needs the other ranks",
     "Tensor.set_.0.forward": "about memory",
-    "Torch.no_such_op.0.forward": "no operation on tensors that this process has",
+    "Torch.no_such_op.0.forward": "not a known operation on tensors in this process",
     "Torch.load.0.forward": "load reads or writes files",
     "Functional.torch.load.0.forward": "load reads or writes files",
-    "Torch.compile.0.forward": "no operation on tensors",
-    "Torch.set_num_threads.0.forward": "no operation on tensors",
-    "Functional.importlib.import_module.0.forward": "no operation on tensors",
+    "Torch.compile.0.forward": "not a known operation on tensors",
+    "Torch.set_num_threads.0.forward": "not a known operation on tensors",
+    "Functional.importlib.import_module.0.forward": "not a known operation on tensors",
     "Torch.hub.load.0.forward": "load reads or writes files",
     "Torch.jit.load.0.forward": "load reads or writes files",
-    "Torch.os.system.0.forward": "no operation on tensors",
-    "Torch._C._jit_set_profiling_mode.0.forward": "no operation on tensors",
-    "Torch.ops.load_library.0.forward": "no operation on tensors",
+    "Torch.os.system.0.forward": "not a known operation on tensors",
+    "Torch._C._jit_set_profiling_mode.0.forward": "not a known operation on tensors",
+    "Torch.ops.load_library.0.forward": "not a known operation on tensors",
     "Torch.from_file.0.forward": "from_file reads or writes files",
-    "Tensor.__class__.0.forward": "no operation on tensors",
-    "Ops.load_library.0.forward": "no operation on tensors",
+    "Tensor.__class__.0.forward": "not a known operation on tensors",
+    "Ops.load_library.0.forward": "not a known operation on tensors",
 }
 
 
@@ -327,7 +327,7 @@ def test_objects_are_skipped_with_their_type(tmp_path: Path) -> None:
         lambda: F.triplet_margin_with_distance_loss(X, Y, X, distance_function=torch.nn.PairwiseDistance()),
         "triplet",
     )
-    assert_skipped(call, "an object that no record can hold (torch.nn.modules.distance.PairwiseDistance)")
+    assert_skipped(call, "an object that cannot be recorded (torch.nn.modules.distance.PairwiseDistance)")
 
 
 def test_an_op_that_raises_everywhere_is_skipped_and_one_that_raises_on_the_device_fails(

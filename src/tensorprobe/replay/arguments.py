@@ -1,4 +1,4 @@
-"""The arguments of a recorded call, made anew from its trees and from tensors by slot."""
+"""Rebuilds the arguments of a recorded call from its argument trees and its tensors by slot."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _WIDE = {
 }
 _SINGLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 PRECISIONS: dict[str, dict[torch.dtype, torch.dtype]] = {"own": {}, "single": _SINGLE, "double": _WIDE}
-"""What becomes of a dtype: as recorded; half precision in float32; everything in float64."""
+"""Precision → dtype → dtype of the replay: as recorded, half precision in float32, or everything in float64."""
 
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|privateuseone)(:\d+)?")
 _MOVES = ("to",)
-"""Ops whose positional text may be a device."""
+"""Ops with a device as a positional string."""
 
 
 @dataclass(frozen=True)
 class Rebuilding:
-    """What slots, devices and dtypes in an argument tree become."""
+    """How slots, devices and dtypes in an argument tree are replaced."""
 
     tensors: Mapping[str, torch.Tensor]
     device: str
@@ -38,7 +38,7 @@ class Rebuilding:
 
 
 def rebuild_call(call: Call, given: Rebuilding) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the keyword arguments of a call."""
+    """Return the positional and keyword arguments of a call."""
     device = torch.device(given.device)
     args = [device if is_device_text(call, tree) else rebuild(tree, given) for tree in call.args or []]
     kwargs = {
@@ -49,13 +49,13 @@ def rebuild_call(call: Call, given: Rebuilding) -> tuple[list[Any], dict[str, An
 
 
 def is_device_text(call: Call, tree: Any, keyword: str = "") -> bool:
-    """Whether an argument is a device that was given as text."""
+    """Return whether an argument is a device given as a string."""
     named = keyword == "device" or (not keyword and call.op.rpartition(".")[2] in _MOVES)
     return named and isinstance(tree, str) and _DEVICE.fullmatch(tree) is not None
 
 
 def rebuild(tree: Any, given: Rebuilding) -> Any:
-    """What an argument tree stands for."""
+    """Return the value of an argument tree."""
     if isinstance(tree, list):
         return [rebuild(part, given) for part in tree]
     if not isinstance(tree, dict):
@@ -84,7 +84,7 @@ def rebuild(tree: Any, given: Rebuilding) -> Any:
         if kind == "complex":
             return complex(*map(float, parts))
         return slice(*parts) if kind == "slice" else torch.Size(parts) if kind == "torch.Size" else tuple(parts)
-    raise CannotReplay(f"an argument is an object that no record can hold ({value})")
+    raise CannotReplay(f"an argument is an object that cannot be recorded ({value})")
 
 
 def _of_torch(name: Any, kind: type) -> Any:

@@ -1,4 +1,4 @@
-"""What is known of a result: its figures against a reference, the CPU's own error, and how far rounding moves it.
+"""The evidence on a result: its error against a reference, the CPU's own error, and how far rounding moves it.
 
 Before a result is called wrong, the CPU runs the call a few times more, in its own dtype and in that of the reference, each
 time with inputs that differ in their last bit. A sum that cancels, a quotient by almost nothing, a gradient that is
@@ -26,14 +26,14 @@ Figures = Mapping[str, float]
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The values on the CPU, in one row-major block."""
-    if tensor._is_zerotensor():  # stands for zeros without having memory
+    """Return the values on the CPU, contiguous."""
+    if tensor._is_zerotensor():  # zeros without memory
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def measure(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Figures]:
-    """The figures of each pair (reference, result), both on the host and of one shape."""
+    """Return the figures of each pair (reference, result), both on the CPU and of equal shape."""
     if not pairs:
         return []
     rows = [
@@ -45,13 +45,13 @@ def measure(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Figures]
 
 
 def within_range(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The reference as far as `dtype` can follow: what is too large for it is infinite, what is too small is rounded."""
+    """Return the reference limited to the range of `dtype`: too large becomes inf, too small is rounded."""
     if not (wide.dtype.is_floating_point and dtype.is_floating_point) or dtype is wide.dtype or dtype.itemsize < 2:
         return wide
     edges = torch.finfo(dtype)
     if wide.numel():
         low, high = wide.abs().aminmax()
-        if low >= edges.tiny and high <= edges.max:  # false also where something is not a number
+        if low >= edges.tiny and high <= edges.max:  # also false for NaN
             return wide
     rounded = wide.to(dtype)
     beyond = (rounded.isinf() | (wide.abs() < edges.tiny)) & (rounded.to(wide.dtype) != wide)
@@ -59,20 +59,20 @@ def within_range(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def beyond_rounding(wide: torch.Tensor, result: torch.Tensor) -> float:
-    """The greatest error of an element beyond what rounding that very element to its dtype makes."""
+    """Return the largest error of an element beyond the rounding of that element to its dtype."""
     error = (result.to(wide.dtype) - wide).abs() - torch.finfo(result.dtype).eps * wide.abs()
     error = error[error.isfinite()]
     return max(0.0, float(error.max())) if error.numel() else 0.0
 
 
 def finite_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The finite values as float64, complex ones as their parts."""
+    """Return the finite values as float64, complex ones as real and imaginary parts."""
     wide = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
     return wide[wide.isfinite()]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that the record and the judge have for a dtype."""
+    """Return the name of a dtype in runs and in the judge."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -81,16 +81,16 @@ def _code(dtype: torch.dtype) -> int:
 
 
 TIMES, TIMES_HARD = 3, 10
-"""How often the inputs are changed; at the edges results jump, and more often shows how far."""
+"""How often the inputs are changed. Results jump at discontinuities; more repeats show how far."""
 _HALF = (torch.float16, torch.bfloat16)
 _SPARSE = 8
-"""Kernels for half precision work in a wider type inside: there only one input in so many is changed."""
+"""Half-precision kernels compute in a wider dtype, so only one input in this many is changed."""
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def nudged(tensors: Tensors, key: str, *, sparse: bool) -> dict[str, torch.Tensor]:
-    """The tensors, floating ones with their last bits changed, up or down by the key."""
+    """Return the tensors with the last bit of floating-point values changed, up or down depending on the key."""
     return {name: _nudge(tensor, f"{key}:{name}", sparse) for name, tensor in tensors.items()}
 
 
@@ -103,15 +103,15 @@ def _nudge(tensor: torch.Tensor, key: str, sparse: bool) -> torch.Tensor:
         change *= torch.randint(0, _SPARSE, tensor.shape, generator=source) == 0
     wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
     rounding = torch.finfo(tensor.dtype)
-    # Below the normal numbers the last bit is worth the same everywhere. A zero is often there on purpose, and stays.
+    # The last bit of all subnormal numbers has the same value. Zeros are often intentional, and stay.
     moved = (wide + wide * rounding.eps * change + (wide != 0) * change * rounding.tiny * rounding.eps).to(tensor.dtype)
     kept = torch.where(moved.isfinite(), moved, tensor)
-    # Strides count: another layout may take another path through the kernel.
+    # Keep the strides: another layout may take another path through the kernel.
     return kept if tensor.is_contiguous() else laid_out(kept, tensor.stride())
 
 
 def spread(moves: Iterable[tuple[Tensors, Tensors]], wide: Tensors) -> dict[str, Figures]:
-    """For each slot the worst figures of all moves (results before, results after), measured against the reference `wide`."""
+    """Return for each slot the worst figures of all moves (results before, results after), against the reference `wide`."""
     pairs, names = [], []
     for before, after in moves:
         for name, result in after.items():
@@ -125,7 +125,7 @@ def spread(moves: Iterable[tuple[Tensors, Tensors]], wide: Tensors) -> dict[str,
 
 
 def _moved(wide: torch.Tensor, base: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The reference, moved as the result has moved; integers have moved where they differ."""
+    """Return the reference plus the move of the result. Integers move where they differ."""
     if not (wide.is_floating_point() or wide.is_complex()):
         return torch.where(base == result, wide, result.to(wide.dtype)).contiguous()
     one, other = base.to(wide.dtype), result.to(wide.dtype)
@@ -134,7 +134,7 @@ def _moved(wide: torch.Tensor, base: torch.Tensor, result: torch.Tensor) -> torc
 
 
 def _worse(one: Figures, other: Figures) -> Figures:
-    """The greater of each figure; of shares and of the slope the one that is further from 1."""
+    """Return the larger of each figure; of shares and of the slope, the one further from 1."""
     worst = {}
     for name, value in one.items():
         if name == "slope":
@@ -159,7 +159,7 @@ def gather(
     strict: bool = False,
     inputs: Sequence[torch.Tensor] = (),
 ) -> dict[str, Evidence]:
-    """What is known of each slot of `hosts` (reference, result of the device), all on the host; `own` may lack some.
+    """Return the evidence on each slot of `hosts` (reference, result of the device), all on the CPU; `own` may lack some.
 
     `inputs` are those of the call, of which only sizes and dtypes are looked at.
     """
@@ -200,7 +200,7 @@ def weigh(
     doubts: Callable[[str], bool],
     spread: Callable[[Mapping[str, torch.Tensor]], dict[str, Figures]],
 ) -> dict[str, Opinion]:
-    """An opinion on each slot. Before one is called wrong whose standard doubts, its spread is asked for, and kept in `evidence`."""
+    """Return an opinion on each slot. Before a slot fails a standard that doubts, its spread is measured and kept in `evidence`."""
     opinions = {slot: judge(slot, each) for slot, each in evidence.items()}
     if any(doubts(slot) for slot, opinion in opinions.items() if not opinion.passes):
         for slot, figures in spread(wides).items():
@@ -211,7 +211,7 @@ def weigh(
 
 
 def count_terms(op: str, sizes: Sequence[int], count: int) -> float:
-    """About how many terms are added up for each of `count` elements, as far as the sizes of the inputs tell."""
+    """Estimate from the sizes of the inputs how many terms are summed for each of `count` elements."""
     count = max(count, 1)
     traits = traits_of(op.replace("_backward", ""))
     if traits & Trait.MULTIPLIES and not traits & Trait.ROUNDED_ONCE:
@@ -221,11 +221,11 @@ def count_terms(op: str, sizes: Sequence[int], count: int) -> float:
 
 
 def grain_of(inputs: Iterable[torch.Tensor]) -> float:
-    """The coarsest rounding among the floating inputs; 0 without any."""
+    """Return the coarsest eps among the floating-point inputs; 0 without any."""
     return max((torch.finfo(each.dtype).eps for each in inputs if each.dtype in _FLOATING), default=0.0)
 
 
 def few_values(wide: torch.Tensor) -> bool:
-    """Whether a result has so few different values that their roundings are not independent."""
+    """Return whether a result has so few distinct values that their roundings are not independent."""
     flat = wide.flatten()[:_LOOKED_AT]
     return flat.numel() > 1 and bool(flat.unique().numel() < min(_FEW_VALUES, flat.numel() / 2))

@@ -1,4 +1,4 @@
-"""A failing call as a script that runs it alone: with the inputs it failed with, and with the limits it was held to."""
+"""Writes a failing call as a script that runs it alone, with the inputs and limits of the failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorprobe.replay.script import Results, Sampling, Script, make_script, pl
 
 
 def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck) -> Script:
-    """Return the script of a failing call; CannotReplay where the call cannot be run any more.
+    """Return the script of a failing call. Raises CannotReplay if the call cannot be run any more.
 
     A call that fails with several variants of its inputs gets those of the first. The backward is run where the check has run it.
     """
@@ -49,13 +49,13 @@ def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Co
 
 
 def _recorded_on(call: StoredCall) -> str:
-    """Return the device that made the record: the first that is not the host, if there is one."""
+    """Return the device of the recorded call: the first that is not the CPU, if there is one."""
     devices = [slot.device.partition(":")[0] for slot in call.model.slots]
     return next((name for name in devices if name not in ("", "cpu", "meta")), "cpu")
 
 
 def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck) -> Runs:
-    """Return the replays with the inputs that failed; those of the CPU where the device raises."""
+    """Return the replays with the failing inputs, on the CPU if the device raises."""
     for device in (conditions.device, "cpu"):
         at = conditions._replace(device=device)
         try:
@@ -68,7 +68,7 @@ def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Condit
         except DeviceRaised:
             continue
         return runs
-    raise CannotReplay("it raises also on the CPU")
+    raise CannotReplay("it raises on the CPU too")
 
 
 def _results(runs: Runs) -> Iterator[tuple[str, torch.Tensor]]:
@@ -89,7 +89,7 @@ def _limits(call: StoredCall, runs: Runs, standard: str) -> dict[str, dict[str, 
 
 
 def _allowed(standard: str, evidence: Evidence) -> dict[str, float]:
-    """Return every limit of the standard, in the figures of the script. Trends count there, too, only where they are sure."""
+    """Return every limit of the standard, in the figures of the script. Trends count only if they are significant."""
     sure = {**evidence.device, "slope_z": float("inf"), "bias_z": float("inf")}
     found = {}
     for opinion in limits(STANDARDS[standard], evidence._replace(device=sure)):

@@ -1,4 +1,4 @@
-"""From the name of an op in a file to the function, or the reason why a call of it is not replayed.
+"""Finds the function of an op by its recorded name, or the reason why its calls are not replayed.
 
 A run is somebody else's file, so a name in it is looked up in an allow-list and never walked through attributes. Allowed
 are: functions that torch offers to overrides, operators of the dispatcher that take and return tensors and plain values,
@@ -32,7 +32,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     },
     "VF": ("torch._VF",),
 }
-"""The beginning of an op's name → the objects in which the rest is looked up."""
+"""Prefix of an op's name → the objects in which the rest is looked up."""
 _REFUSED_LIBRARIES: dict[str, str] = {
     **dict.fromkeys(
         "c10d _c10d_functional _c10d_functional_autograd symm_mem _dtensor fsdp".split(), "needs the other ranks"
@@ -45,21 +45,21 @@ _REFUSED_LIBRARIES: dict[str, str] = {
     ),
 }
 _PLAIN = frozenset("Tensor List Optional Tuple Dict int float bool complex number str Device Generator QScheme".split())
-"""The words that the types of a schema may consist of; storages, streams, process groups and objects of classes are not among them."""
+"""The types that a schema may contain. Storages, streams, process groups and class objects are not among them."""
 _OF_TORCH = ("aten", "prims", "npu")
-"""Libraries whose operators may take text: the name of a mode, never that of a file."""
+"""Libraries whose operators may take strings: the name of a mode, never of a file."""
 _FILE = re.compile(r"file|path|folder|dir(ectory)?$|url")
 _STATEFUL = re.compile(
     r"(npu_)?(set|init|finalize|enable|disable|register|unregister|load|save|dump|start|stop|apply|add_\w+_methods"
     r"|erase|synchronize|seed|empty|shutdown|reset)(_|$)"
 )
-"""Beginnings of names in torch_npu that change the process or the device."""
+"""Prefixes of torch_npu functions that change the process or the device."""
 _OF_NPU = ("torch_npu", __name__.partition(".")[0])
-"""Where functions of torch_npu are defined: by itself, or by the simulated device of this package."""
+"""The packages that may define functions of torch_npu: itself, or our simulated device."""
 
 
 class CannotReplay(Exception):
-    """Why a call cannot be run alone. It becomes the reason of a skipped call and never reaches a user as an exception."""
+    """A call cannot be run alone. The message becomes the reason of a skipped call; users never see the exception."""
 
 
 class Found(NamedTuple):
@@ -84,7 +84,7 @@ def find_op(op: str) -> Found:
     parts = name.split(".")
     for part in parts:
         if not part.isascii() or not part.isidentifier():
-            raise CannotReplay(f"{op} is no operation on tensors")
+            raise CannotReplay(f"{op} is not a known operation on tensors")
     found = _in_dispatcher(family, parts) if family in ("Aten", "Ops", "NPU") else None
     if family == "NPU":
         found = _in_torch_npu(parts) or found
@@ -92,7 +92,7 @@ def find_op(op: str) -> Found:
         home, _, last = op.rpartition(".")
         found = _in_torch(home, last)
     if found is None:
-        raise CannotReplay(f"{op} is no operation on tensors that this process has")
+        raise CannotReplay(f"{op} is not a known operation on tensors in this process")
     return found
 
 
@@ -222,4 +222,4 @@ def _in_torch_npu(parts: list[str]) -> Found | None:
     return Found(found, path) if ours else None
 
 
-_overridable()  # at import: a program that patches torch later has its own functions run
+_overridable()  # at import, before the program can patch torch

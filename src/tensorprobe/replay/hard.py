@@ -1,4 +1,4 @@
-"""Inputs at the edges: what ordinary data rarely hold and kernels often get wrong.
+"""Edge-case inputs: rare in ordinary data, and often wrong in kernels.
 
 A table from the name of a variant to the function that makes it of the ordinary inputs: floating tensors change, integers
 and bools stay, and so do infinities, which are masks. A variant that means nothing to an op (the reference raises, or the
@@ -27,28 +27,28 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Unsuitable(Exception):
-    """Why a variant means nothing to a call."""
+    """A variant makes no sense for a call."""
 
 
 def zeros(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Nothing but zeros."""
+    """Return zeros."""
     return torch.zeros_like(tensor)
 
 
 def subnormals(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Of both signs, below the smallest normal number of the dtype."""
+    """Return subnormal numbers of both signs."""
     drawn = torch.rand(tensor.shape, generator=source, dtype=torch.float64) * 2 - 1
     return (drawn * torch.finfo(tensor.dtype).tiny).to(tensor.dtype)
 
 
 def ties(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Three different values, each many times."""
+    """Return three distinct values, each many times."""
     levels = tensor.flatten()[[0, tensor.numel() // 2, -1]]
     return levels[torch.randint(0, 3, tensor.shape, generator=source)]
 
 
 def offset(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """A mean that is many times the spread."""
+    """Return values with a mean many times their spread."""
     wide = tensor.double()
     finite = wide[wide.isfinite()]
     spread = float(finite.max() - finite.min()) if finite.numel() else 0.0
@@ -56,7 +56,7 @@ def offset(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
 
 
 def non_contiguous(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """The same values, with the dimensions in reverse order in memory and gaps between the elements."""
+    """Return the same values with reversed dimensions in memory and gaps between elements."""
     stride, step = [], 2
     for size in tensor.shape:
         stride.append(step)
@@ -74,16 +74,16 @@ _CHANGES: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
     "non-contiguous": non_contiguous,
 }
 _SHARES = ((1.0, 0.25), (0.5, 0.25), (0.5, 2.0**-6), (1 / 3, 0.25))
-"""Powers of the largest number of the dtype, and factors: for sums, for products, for sums of products, for cubes."""
+"""Powers of the largest number of the dtype, and factors: for sums, products, sums of products, cubes."""
 VARIANTS = (*_CHANGES, "near-overflow")
 
 
 def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Runs:
-    """The replays of a call with a variant of its ordinary inputs; Unsuitable or CannotReplay where it means nothing."""
+    """Return the replays of a call with a variant of its inputs. Raises Unsuitable or CannotReplay if that makes no sense."""
     variant = conditions.variant
     changeable = [name for name, tensor in ordinary.inputs.items() if _changes(tensor, variant)]
     if not changeable:
-        raise Unsuitable("it has no input that could be such")
+        raise Unsuitable("it has no floating-point input to change")
     if variant == "near-overflow":
         _demand_values(call, ordinary)
         return Runs(call, _near_overflow(call, ordinary, changeable), conditions)
@@ -96,7 +96,7 @@ def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Ru
 
 
 def _demand_values(call: StoredCall, ordinary: Runs) -> None:
-    """Unsuitable where large numbers become integers: it is left open which, and they may be used as addresses."""
+    """Raise Unsuitable if large numbers become integers: the result is undefined, and may be used as an address."""
     whole = any(
         not output.is_floating_point() and not output.is_complex() and output.dtype is not torch.bool
         for output in ordinary.device.outputs.values()
@@ -112,13 +112,13 @@ def _changes(tensor: torch.Tensor, variant: str) -> bool:
 
 
 def _kept(changed: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """What is not finite stays, and so do the strides."""
+    """Replace the finite values, and keep infinities and strides."""
     values = torch.where(tensor.isfinite(), changed, tensor)
     return values if tensor.is_contiguous() else laid_out(values, tensor.stride())
 
 
 def _near_overflow(call: StoredCall, ordinary: Runs, names: list[str]) -> Tensors:
-    """The ordinary inputs, as much larger as the result stays within its dtype, also on the way there."""
+    """Return the inputs scaled up as far as results and intermediate values stay within the dtype."""
     for power, factor in _SHARES:
         inputs = dict(ordinary.inputs)
         for name in names:
@@ -134,7 +134,7 @@ def _near_overflow(call: StoredCall, ordinary: Runs, names: list[str]) -> Tensor
 
 
 def _stays_meaningful(call: StoredCall, ordinary: Runs, inputs: Tensors) -> bool:
-    """Whether results are within the dtype, and the CPU's own right in the first digit: no overflow on the way there."""
+    """Return whether results fit the dtype and the CPU's own are right in the first digit, so nothing overflowed inside."""
     try:
         wide = Replay(call.model, inputs, precision="double").outputs
         own = Replay(call.model, inputs).outputs

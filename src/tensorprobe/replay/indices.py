@@ -1,4 +1,4 @@
-"""Results that are right in more than one way: where values tie, another choice is as good; eigenvectors have any phase.
+"""Results with more than one right answer: indices of tied values, and eigenvectors, which have any phase.
 
 What counts is the value that was chosen, and the direction of the vector.
 """
@@ -19,18 +19,18 @@ _VECTORS = {
     "svd": {"output.0": -2, "output.2": -2},
     "linalg.svd": {"output.0": -2, "output.2": -1},
 }
-"""The op → its outputs that are vectors → the dimension along which one vector lies."""
+"""Op → output that holds vectors → the dimension of one vector."""
 
 
 def choice_dimension(call: Call, name: str) -> tuple[int | None] | None:
-    """Along which dimension of the first input an output holds indices: (None,) of the flat input, None if it does not."""
+    """Return the dimension of the first input that an output indexes: (None,) for the flat input, None for no indices."""
     if not has(call.op, Trait.CHOOSES) or name not in ("output.0", "output.1"):
         return None
     return (_dimension(call),)
 
 
 def same_choice(call: Call, inputs: Mapping[str, torch.Tensor], one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results are indices into the first input that pick the same values."""
+    """Return whether two results are indices into the first input that pick equal values."""
     source = inputs.get("input.0")
     found = choice_dimension(call, "output.0")
     if source is None or found is None or one.dtype is not torch.int64 or one.shape != other.shape:
@@ -53,13 +53,13 @@ def _valid(indices: tuple[torch.Tensor, torch.Tensor], size: int) -> bool:
 
 
 def vector_dimension(op: str, name: str) -> int | None:
-    """Along which dimension the vectors of an output lie that are right with any sign or phase; None if they are not such."""
+    """Return the dimension of the vectors in an output that are right with any sign or phase; None if it has none."""
     short = op.partition(".")[2]
     return _VECTORS.get(short, _VECTORS.get(short.removeprefix("linalg."), {})).get(name)
 
 
 def aligned(wide: torch.Tensor, result: torch.Tensor, dim: int) -> torch.Tensor:
-    """The result with each vector turned to the phase that it has in the reference."""
+    """Return the result with each vector in the phase of the reference."""
     lean = (wide.conj() * result.to(wide.dtype)).sum(dim, keepdim=True)
     phase = torch.where(lean.abs() > 0, lean / lean.abs(), torch.ones_like(lean))
     return (result.to(wide.dtype) / phase).to(result.dtype).contiguous()

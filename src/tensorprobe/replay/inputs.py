@@ -1,4 +1,4 @@
-"""The inputs of a replay: recorded values, or random ones that the op can use.
+"""The inputs of a replay: recorded values, or random ones that are valid for the op.
 
 Random inputs have the recorded dtypes, shapes, strides and ranges. Some ops ask for more: sorted boundaries, lengths that add
 up, indices that are written to once, a mask that leaves something over. A table from the name of the op to a function puts
@@ -28,17 +28,17 @@ Constraint = Callable[[Call, Tensors, torch.Generator], None]
 
 
 def constrain(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """Put random inputs right for their op."""
+    """Make random inputs valid for their op."""
     name = short_name(call.op)
     found = _CONSTRAINTS.get(name) or _CONSTRAINTS.get(name.rstrip("_"))
     if found is not None and all(tensor.numel() for tensor in tensors.values()):
-        # Of an expanded tensor only what is really there is written to.
+        # Write only to the real memory of an expanded tensor.
         views = {name: view for name, tensor in tensors.items() if (view := distinct(tensor)) is not None}
         found(call, views, source)
 
 
 def _given(call: Call, tensors: Tensors, position: int, keyword: str) -> torch.Tensor | None:
-    """The tensor of an argument, however it was passed."""
+    """Return the tensor of an argument, passed by position or keyword."""
     trees = call.args or []
     tree = trees[position] if position < len(trees) else (call.kwargs or {}).get(keyword)
     return tensors.get(tree["slot"]) if isinstance(tree, dict) and "slot" in tree else None
@@ -50,7 +50,7 @@ def _number(call: Call, position: int, keyword: str, otherwise: Any = None) -> A
 
 
 def _classes(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """Classes of a loss count from 0; a negative one stands for elements that are left out, and nothing lies between."""
+    """Class indices of a loss start at 0. A negative one marks ignored elements."""
     target = _given(call, tensors, 1, "target")
     if target is None or target.is_floating_point() or not int(target.min()) < 0 <= int(target.max()):
         return
@@ -68,7 +68,7 @@ def _sorted(position: int, keyword: str) -> Constraint:
 
 
 def _offsets(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """Where bags begin: the first at 0, none before the one in front of it."""
+    """Offsets of bags: sorted, starting at 0."""
     found = _given(call, tensors, 2, "offsets")
     if found is not None:
         found.copy_(found.sort().values)
@@ -85,7 +85,7 @@ def _positive_definite(call: Call, tensors: Tensors, source: torch.Generator) ->
 
 
 def _written_once(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """Where two values go to one place it is left open which one stays: along the dimension, every place comes once."""
+    """If two values go to one index, the result is undefined: use every index once along the dimension."""
     target, index = _given(call, tensors, 0, "input"), _given(call, tensors, 2, "index")
     dim = _number(call, 1, "dim")
     if target is None or index is None or not isinstance(dim, int) or not target.ndim or index.dtype is not torch.int64:
@@ -100,7 +100,7 @@ def _written_once(call: Call, tensors: Tensors, source: torch.Generator) -> None
 
 
 def _stored_once(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """The same for `x[index] = values` with one tensor of places."""
+    """The same for `x[index] = values` with one index tensor."""
     if _number(call, 3, "accumulate") is True:
         return
     indices = [tensors[name] for name in _slots((call.args or [None, None])[1]) if name in tensors]
@@ -121,14 +121,14 @@ def _slots(tree: Any) -> Iterator[str]:
 
 
 def _mask(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """An attention mask leaves every row something to look at."""
+    """An attention mask must not mask a whole row."""
     mask = _given(call, tensors, 3, "attn_mask")
     if mask is not None and mask.dtype is torch.bool and mask.ndim:
         mask.select(-1, 0).fill_(True)
 
 
 def _lengths(call: Call, tensors: Tensors, source: torch.Generator) -> None:
-    """Lengths of sequences, longest first; the longest is all there is."""
+    """Lengths of sequences, longest first; the longest is the full length."""
     lengths, data = _given(call, tensors, 1, "lengths"), _given(call, tensors, 0, "input")
     if lengths is not None and data is not None:
         lengths.clamp_(min=1).copy_(lengths.sort(descending=True).values)
@@ -152,13 +152,13 @@ _CONSTRAINTS: dict[str, Constraint] = {
 Data = Literal["random", "real"]
 
 _EXTREME = 1e30
-"""A range beyond this is that of a mask: nothing lies between its ends."""
+"""A larger range is that of a mask: use only its ends."""
 _LARGEST_BYTES = 8 << 30
 _UNKNOWN = Summary(1.0, -1.0, 0.0, 1.0)
 
 
 def make_inputs(call: StoredCall, data: Data) -> dict[str, torch.Tensor]:
-    """The tensors of a forward call by slot, on the CPU, in their own dtype. CannotReplay where one cannot be made."""
+    """Return the inputs of a forward call by slot, on the CPU, in their own dtype. Raises CannotReplay if one cannot be made."""
     made = {}
     for slot in call.slots:
         if slot.side != "output":
@@ -170,12 +170,12 @@ def make_inputs(call: StoredCall, data: Data) -> dict[str, torch.Tensor]:
 
 
 def all_recorded(call: StoredCall) -> bool:
-    """Whether the values of every input are in the record."""
+    """Return whether the values of every input were recorded."""
     return all(slot.has_data or slot.skipped is not None for slot in call.slots if slot.side != "output")
 
 
 def real(slot: StoredSlot) -> torch.Tensor:
-    """The recorded values, as a copy with the recorded strides."""
+    """Return a copy of the recorded values with the recorded strides."""
     try:
         found = slot.tensor()
     except (NoData, RunError) as error:
@@ -187,12 +187,12 @@ def real(slot: StoredSlot) -> torch.Tensor:
 
 
 def generator(key: str) -> torch.Generator:
-    """A source of random numbers that depends on the key alone."""
+    """Return a random generator that depends on the key alone."""
     return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(key.encode()) >> 1)
 
 
 def draw(slot: Slot, key: str) -> torch.Tensor:
-    """A random tensor: uniform between the recorded minimum and maximum, which are its first and its last element."""
+    """Return a random tensor, uniform between the recorded minimum and maximum, which are its first and last elements."""
     dtype = getattr(torch, slot.dtype, None)
     if not isinstance(dtype, torch.dtype) or slot.unrecorded not in (None, Unrecorded.WRITTEN_ONLY):
         raise CannotReplay(f"{slot.name} is a {slot.skipped or slot.dtype}")
@@ -211,7 +211,7 @@ def draw(slot: Slot, key: str) -> torch.Tensor:
 
 
 def _leave_something(mask: torch.Tensor) -> None:
-    """A row that is masked everywhere has no right answer: some devices give NaN, others zero."""
+    """A fully masked row has no right answer: some devices return NaN, others zero."""
     places = distinct(mask)
     if places is not None:
         column = places.select(-1, 0)
@@ -245,7 +245,7 @@ def _values(count: int, dtype: torch.dtype, summary: Summary, source: torch.Gene
 
 
 def _range(summary: Summary, dtype: torch.dtype, count: int) -> tuple[float, float]:
-    """The recorded range as numbers of that dtype.
+    """Return the recorded range in that dtype.
 
     A tensor of one value throughout (the weight of a norm before its first update) is given a range that begins there:
     in equal values no kernel can be seen to take the wrong one.
@@ -263,7 +263,7 @@ def _range(summary: Summary, dtype: torch.dtype, count: int) -> tuple[float, flo
 
 
 def _with_infinities(flat: torch.Tensor, summary: Summary, source: torch.Generator) -> torch.Tensor:
-    """A mask holds -inf on purpose: about as many as were recorded, but never everywhere."""
+    """Put about as many -inf as were recorded, as in a mask, but never everywhere."""
     infinite = [value for value in (float(summary.max), float(summary.min)) if math.isinf(value)]
     chosen = torch.rand(flat.numel(), generator=source) < min(0.5, summary.inf / max(flat.numel(), 1))
     if infinite and chosen.any() and not chosen.all():

@@ -1,4 +1,4 @@
-"""Replays in processes of their own: the limits they have, and how they read the calls of a run.
+"""Replays in separate processes: their limits, and how they read the calls of a run.
 
 A run is somebody else's file, so whatever replays its calls for a command does so in a process that is limited in time, memory
 and the size of files. A replay on the CPU can write to its scratch folder only; drivers of devices need more than that.
@@ -19,13 +19,13 @@ from tensorprobe.work.pool import Job, Limits
 
 TIME_LIMIT_S = 60.0
 _FILE_BYTES = 16 << 20
-"""Enough for what a kernel prints: a replay writes no files."""
+"""Enough for what a kernel prints; a replay writes no files."""
 _BYTES_PER_ELEMENT = 24
-"""About what a replay needs for each element of its tensors: in its own dtype, in float64, and their difference."""
+"""Approximate bytes for each element: its own dtype, float64, and the difference."""
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """Where a process finds the run."""
+    """The place of a run, for another process."""
 
     path: str
     data_folder: str | None = None
@@ -43,7 +43,7 @@ class RunPlace(msgspec.Struct, frozen=True):
 def replay_job(
     target: str, start: bytes, *, device: str = "cpu", time_limit_s: float = TIME_LIMIT_S, most_bytes: int | None = None
 ) -> Job:
-    """Return the job of a pool whose processes replay calls. They have this process's environment, simulated devices included."""
+    """Return the pool job that replays calls. Its processes inherit the environment, including simulated devices."""
     on_cpu = device.partition(":")[0] == "cpu"
     limits = Limits(
         memory_bytes=(most_bytes or default_replay_bytes()) if on_cpu else None,
@@ -57,12 +57,12 @@ def default_replay_bytes() -> int:
     """Return a quarter of the memory of this machine."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (AttributeError, ValueError, OSError):  # no such question on this system
+    except (AttributeError, ValueError, OSError):  # unknown on this system
         return 4 << 30
 
 
 def too_large(call: Call, most_bytes: int) -> str | None:
-    """Return why a call is not replayed, if its tensors need more memory than is allowed."""
+    """Return why a call is not replayed if its tensors need too much memory, else None."""
     needed = _BYTES_PER_ELEMENT * sum(slot.count for slot in call.slots)
     if needed <= most_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Tensors with the strides they had: gaps, overlaps and expanded dimensions survive every copy made here.
+"""Copies of tensors that keep their strides, with gaps, overlaps and expanded dimensions.
 
 torch's own copies (`clone`, `to`) make such tensors contiguous, and with that take another path through a kernel.
 """
@@ -11,19 +11,19 @@ import torch
 
 
 def room(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements of memory a tensor spans."""
+    """Return how many elements of memory a tensor spans."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def block(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that a tensor spans, as one row."""
+    """Return the memory that a tensor spans, as a flat tensor."""
     return tensor.detach().as_strided((room(tensor.shape, tensor.stride()),), (1,))
 
 
 def distinct(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A view in which every element has a place of its own, expanded dimensions shrunk to 1; None where windows overlap."""
+    """Return a view without shared elements, expanded dimensions reduced to 1; None if windows overlap."""
     pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
     shape = [1 if not step else size for size, step in pairs]
     view = tensor.as_strided(shape, tensor.stride())
@@ -31,7 +31,7 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def laid_out(values: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The values in memory of their own, with these strides; where elements share a place, the last one counts."""
+    """Return the values in new memory with these strides. If elements share memory, the last one counts."""
     flat = torch.zeros(room(values.shape, stride), dtype=values.dtype)
     place = torch.zeros((), dtype=torch.int64)
     for size, step in zip(values.shape, stride, strict=True):
@@ -41,7 +41,7 @@ def laid_out(values: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def copied(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A copy in memory of its own, in that dtype, on that device, with the same strides."""
+    """Return a copy in that dtype on that device, with the same strides."""
     if tensor.is_contiguous():
         moved = tensor.to(dtype).to(device)
         return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved

@@ -1,4 +1,4 @@
-"""One recorded call run alone, on one device, in one precision: its outputs, and the gradients of its inputs.
+"""Runs one recorded call alone, on one device, in one precision: outputs and gradients of the inputs.
 
 The tensors given are never changed: each replay works on copies. Nothing is watched, nothing stays installed; the state
 of the random generators is the caller's business.
@@ -22,13 +22,13 @@ from tensorprobe.replay.layout import copied, room
 
 _HALF = ("float16", "bfloat16")
 _ON_HOST = {"tensor_split": "input.1"}
-"""Arguments that torch wants on the CPU wherever the rest is."""
+"""Arguments that torch requires on the CPU."""
 _UNDERSTOOD = {
     "setStorage": "it looks at memory beyond its input, which the record does not hold",
     "out of bounds for storage": "it looks at memory beyond its input, which the record does not hold",
     "'dict' object has no attribute": "an argument is an object of which the record holds only the fields",
 }
-"""What an exception says → what it means for a replay."""
+"""Text of an exception → its meaning for a replay."""
 
 
 class Replay:
@@ -58,7 +58,7 @@ class Replay:
             self._leaves[name] = moved.requires_grad_(differentiable and name in grads)
         mutates, written = changes(call, function)
         self.mutates = mutates
-        # A leaf that requires a gradient cannot be changed in place; a copy of it can.
+        # A leaf that requires a gradient cannot be changed in place, but a copy can.
         working = {
             name: _own_memory(leaf) if mutates and leaf.requires_grad else leaf for name, leaf in self._leaves.items()
         }
@@ -80,7 +80,7 @@ class Replay:
         _demand_dense(self.outputs)
 
     def _keeping(self, grads: bool) -> contextlib.AbstractContextManager[Any]:
-        """With `saved`, let a backward use these values of the outputs wherever the forward kept an output for it."""
+        """With `saved`, let the backward use these values for outputs that the forward saved."""
         if not self._saved or not grads:
             return contextlib.nullcontext()
 
@@ -94,11 +94,11 @@ class Replay:
         return torch_names.replacing_saved(unpack)
 
     def differentiable(self) -> dict[str, torch.Tensor]:
-        """The outputs that gradients can be given for, in order."""
+        """The outputs that accept gradients, in order."""
         return {name: output for name, output in self.outputs.items() if output.requires_grad}
 
     def gradients(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradients of the inputs by slot (`output.0` is that of `input.0`, as in a record), for those of the outputs."""
+        """Return the gradients of the inputs by slot (`output.0` is that of `input.0`, as in a run), given those of the outputs."""
         outputs = {name: output for name, output in self.differentiable().items() if name in given}
         wanted = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
         if not outputs or not wanted:
@@ -113,7 +113,7 @@ class Replay:
 
 
 def stays_on_host(call: Call, name: str) -> bool:
-    """Whether an input stays on the CPU: where torch wants it so, and where a program with a device left it there."""
+    """Return whether an input stays on the CPU: torch requires it, or the recorded program kept it there."""
     if _ON_HOST.get(short_name(call.op)) == name:
         return True
     devices = {slot.name: slot.device.partition(":")[0] for slot in call.slots}
@@ -125,7 +125,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _own_memory(leaf: torch.Tensor) -> torch.Tensor:
-    """A copy that gradients flow through, with the strides of the original."""
+    """Return a copy that gradients flow through, with the original strides."""
     span = room(leaf.shape, leaf.stride())
     if span <= leaf.numel():
         return leaf.clone()
@@ -161,7 +161,7 @@ def _demand_dense(outputs: Mapping[str, torch.Tensor]) -> None:
 
 
 def changes(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
-    """Whether a call may change its arguments, and the slots whose version does not tell (as capture sees them)."""
+    """Return whether a call may change its arguments, and the slots whose version counter does not show it."""
     if isinstance(function, torch_names.OpOverload):
         return bool(function._schema.is_mutable), ()
     mutates, written = changed_arguments(call.op)
@@ -182,18 +182,18 @@ def _autocast_of(call: Call, device: str, precision: str) -> Iterator[None]:
 
 
 def autocast_dtype(call: Call) -> torch.dtype | None:
-    """What autocast was on with, if it was.
+    """Return the dtype of autocast if it was on.
 
     Half precision that comes out of float32 without being asked for was made by it, and so was float32 out of half.
     """
-    if call.op.startswith("Aten."):  # autocast works above the dispatcher: what is recorded there is cast already
+    if call.op.startswith("Aten."):  # recorded below autocast: already cast
         return None
     outputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side == "output"}
     inputs = {slot.dtype for slot in call.slots if _is_float(slot) and slot.side != "output"}
     asked = "torch.dtype" in str(call.args) or "torch.dtype" in str(call.kwargs)
     product = has(call.op, Trait.MULTIPLIES)  # without autocast, its operands have one dtype
     half = inputs & set(_HALF)
-    if not outputs and product and "float32" in inputs and len(half) == 1:  # a dump that holds no outputs
+    if not outputs and product and "float32" in inputs and len(half) == 1:  # a dump without outputs
         return getattr(torch, half.pop())
     if asked or len(outputs) != 1 or not inputs or has(call.op, Trait.CASTS):
         return None

@@ -39,7 +39,7 @@ def load(path: Path, case: dict[str, Any]) -> Tensors:
         stored[name] = (torch.empty(0, dtype=dtype) if flat is None else flat.clone()).reshape(entry["shape"])
     for name in case["complex"]:
         stored[name] = torch.view_as_complex(stored[name].unflatten(-1, (-1, 2)))
-    for name, (shape, stride) in case["layouts"].items():  # stored as the block of memory that they span
+    for name, (shape, stride) in case["layouts"].items():  # stored as the memory that they span
         stored[name] = stored[name].as_strided(shape, stride)
     return stored
 
@@ -57,11 +57,11 @@ def run(
     for name, value in stored.items():
         if not name.startswith(("device.", "gradient.", "reference.")):
             place = "cpu" if name in case["on_host"] else device
-            # The block of memory is moved and strided again: a plain copy would be contiguous.
+            # Move the memory and apply the strides again: a plain copy would be contiguous.
             block = value.as_strided((span(value),), (1,)).to(dtype(value.dtype)).to(place)
             inputs[name] = block.clone().as_strided(value.shape, value.stride()).requires_grad_(name in case["grads"])
     given = inputs
-    if case["mutates"]:  # a leaf that requires a gradient cannot be changed in place; a copy of it can
+    if case["mutates"]:  # a leaf that requires a gradient cannot be changed in place, but a copy can
         given = {name: own_copy(x) if x.requires_grad else x for name, x in inputs.items()}
     torch.manual_seed(seed)
     with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def tensors_in(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a plain copy on the CPU."""
-    if tensor.dtype is torch.complex32:  # which torch can hardly compute with
+    if tensor.dtype is torch.complex32:  # torch has few kernels for it
         tensor = tensor.to(torch.complex64)
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
@@ -126,7 +126,7 @@ def measure(wide: torch.Tensor, result: torch.Tensor) -> dict[str, float]:
     }  # fmt: skip
     if not (result.is_floating_point() or result.is_complex()):
         return figures
-    if wide.is_floating_point():  # as far as the dtype can follow: too large is infinite, too small is rounded
+    if wide.is_floating_point():  # limited to the range of the dtype: too large becomes inf, too small is rounded
         edge = ideal.isinf() | (wide.abs() < torch.finfo(result.dtype).tiny)
         wide = torch.where(edge, ideal.to(wide.dtype), wide)
     parts = [torch.view_as_real(x) if x.is_complex() else x for x in (wide, result, ideal)]
@@ -140,7 +140,7 @@ def measure(wide: torch.Tensor, result: torch.Tensor) -> dict[str, float]:
     relative = torch.where(d == 0, torch.zeros_like(d), d.abs() / a.abs())
     figures["max_abs"] = float(d.abs().max()) if len(d) else 0.0
     figures["max_rel"] = float(relative.max()) if len(d) else 0.0
-    # The greatest error beyond what rounding that very element makes.
+    # The largest error beyond the rounding of the element.
     beyond = d.abs() - torch.finfo(result.dtype).eps * a.abs()
     figures["beyond_rounding"] = max(0.0, float(beyond.max())) if len(d) else 0.0
     figures["relative_l2"] = float(d.norm()) / size if size else (math.inf if float(d.norm()) else 0.0)
@@ -149,7 +149,7 @@ def measure(wide: torch.Tensor, result: torch.Tensor) -> dict[str, float]:
     for name, limit in (("1e2", 1e-2), ("1e3", 1e-3), ("1e4", 1e-4)):
         figures[f"over_{name}"] = int((relative > limit).sum())
         figures[f"share_over_{name}"] = figures[f"over_{name}"] / n
-    # A factor or an offset throughout counts when it is 8 standard errors large.
+    # A common factor or offset counts from 8 standard errors on.
     along = float(a @ d) / size if size else 0.0
     figures["slope"] = abs(along / size) if size and sure(along, d, n) else 0.0
     figures["bias"] = abs(float(d.sum()) / n) if sure(float(d.sum()) / n**0.5, d, n) else 0.0
@@ -170,7 +170,7 @@ def sure(part: float, d: torch.Tensor, n: int) -> bool:
 def comparable(
     case: dict[str, Any], stored: Tensors, name: str, wide: torch.Tensor, result: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is compared: for indices the values they pick, for vectors those in the phase of the reference."""
+    """Return what is compared: the values that indices pick, vectors in the phase of the reference."""
     if name in case["choices"]:
         source, dim = stored["input.0"], case["choices"][name]
         if dim is None or not source.ndim:
@@ -184,7 +184,7 @@ def comparable(
 
 
 def judge(case: dict[str, Any], stored: Tensors, results: Tensors, reference: Tensors, device: str) -> bool:
-    """Print what was measured. Return whether something exceeds its limit."""
+    """Print the figures, and return whether one exceeds its limit."""
     failed = False
     for name, limits in case["limits"].items():
         if name not in results or name not in reference or results[name].shape != reference[name].shape:
@@ -208,7 +208,7 @@ def judge(case: dict[str, Any], stored: Tensors, results: Tensors, reference: Te
 
 
 def judge_samples(case: dict[str, Any], stored: Tensors, drawn: list[Tensors], other: list[Tensors]) -> bool:
-    """Print how the random numbers of the device are distributed beside those of the CPU. Return whether they differ."""
+    """Print the distributions of random numbers on the device and the CPU, and return whether they differ."""
     failed = False
     compare = {"samples": compare_samples, "runs": compare_runs, "dropout": compare_dropout}[case["sampling"]["kind"]]
     for name in case["limits"]:
@@ -230,7 +230,7 @@ Compared = Iterator[tuple[str, float, float]]
 
 
 def compare_samples(case: dict[str, Any], stored: Tensors, one: torch.Tensor, two: torch.Tensor) -> Compared:
-    """Yield the distance of the two distributions (Kolmogorov and Smirnov), at odds of a million to one."""
+    """Yield the Kolmogorov-Smirnov distance of the two distributions, with its limit at odds of a million to one."""
     one, two = (sample.flatten().sort().values for sample in (one, two))
     every = torch.cat((one, two)).sort().values
     shares = [torch.searchsorted(sample, every, right=True) / len(sample) for sample in (one, two)]
@@ -259,7 +259,7 @@ def compare_dropout(case: dict[str, Any], stored: Tensors, one: torch.Tensor, tw
 
 
 def main(case: dict[str, Any], call: Callable[..., Any], file: str) -> int:
-    """Run the call on the device and on the reference, print what was measured, and return the exit code."""
+    """Run the call on the device and on the reference, print the figures, and return the exit code."""
     parser = argparse.ArgumentParser(
         description="Exit codes: 1 while it fails, 0 once it passes, 2 if it cannot be told."
     )
@@ -296,5 +296,5 @@ def main(case: dict[str, Any], call: Callable[..., Any], file: str) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an exception says."""
+    """Return the first line of an exception."""
     return (str(error).splitlines() or [""])[0]

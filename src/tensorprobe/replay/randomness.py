@@ -1,4 +1,4 @@
-"""Ops that draw random numbers: two devices draw others, so what is compared is how they are distributed.
+"""Ops that draw random numbers: devices draw different ones, so their distributions are compared.
 
 Dropout: the share of zeros, that what is left is the input, scaled, and that its gradient is dropped at the same places.
 Uniform, normal, exponential and Bernoulli numbers: against their law, by the test of Kolmogorov and Smirnov or by their
@@ -23,21 +23,21 @@ Tensors = Mapping[str, torch.Tensor]
 _ALPHA = 1e-6
 _SIGMAS = 6.0
 FEW = 64
-"""With fewer elements a distribution cannot be told."""
+"""The minimum elements for a distribution."""
 ENOUGH = 1024
-"""A call with fewer is run again until there are that many, or often enough."""
+"""A call with fewer elements is repeated until it has this many, or up to the maximum."""
 OFTEN = 64
 _RUNS = 16
 _SURE = 8.0
-"""Of so many runs, means that are this many standard errors apart are different."""
+"""Means of runs differ if they are this many standard errors apart."""
 _DROPOUTS = ("dropout", "dropout_", "native_dropout")
 _ATTENTION = {"scaled_dot_product_attention": (4, 99), "multi_head_attention_forward": (10, 13)}
-"""Where dropout_p and training stand among the positional arguments."""
+"""Positions of dropout_p and training among the arguments."""
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def draws_random(call: Call) -> bool:
-    """Whether the result of a call depends on a generator."""
+    """Return whether the result of a call is random."""
     name = short_name(call.op)
     arguments = call.kwargs or {}
     if name in _ATTENTION:
@@ -54,14 +54,14 @@ def draws_random(call: Call) -> bool:
 
 
 def runs_needed(call: Call, elements: int) -> int:
-    """How often a call must be run before its results can be told from others."""
+    """Return how often a call must run for a distribution."""
     if not has(call.op, Trait.RANDOM_EACH):
         return _RUNS
     return min(OFTEN, -(-ENOUGH // elements)) if elements else 1
 
 
 def sampling(call: Call, elements: int) -> tuple[Literal["samples", "runs", "dropout"], int, float]:
-    """How a script compares what a call draws: by single numbers, by whole runs, or as dropout; in how many runs; p."""
+    """Return how a script compares random results: by numbers, by runs, or as dropout; in how many runs; p."""
     runs = max(4, runs_needed(call, elements))
     if not has(call.op, Trait.RANDOM_EACH):
         return "runs", runs, 0.0
@@ -71,7 +71,7 @@ def sampling(call: Call, elements: int) -> tuple[Literal["samples", "runs", "dro
 
 
 def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.Tensor) -> Opinion:
-    """How far the device's sample is from its law; where that is not known, from the CPU's.
+    """Return the distance of the device's sample from its distribution or, if that is unknown, from the CPU's sample.
 
     Both may hold several runs of the call, one after the other along a first dimension of their own.
     """
@@ -99,7 +99,7 @@ def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.T
 def judge_dropped_gradient(
     source: torch.Tensor, output: torch.Tensor, given: torch.Tensor, gradient: torch.Tensor
 ) -> Opinion:
-    """Whether a gradient was dropped and scaled where the output was."""
+    """Return whether the gradient was dropped and scaled where the output was."""
     seen = source != 0
     factor = torch.where(seen, output.double() / source.double(), torch.zeros_like(source, dtype=torch.float64))
     expected = factor * given.double()
@@ -108,7 +108,7 @@ def judge_dropped_gradient(
 
 
 def is_dropout(call: Call) -> bool:
-    """Whether the call drops elements of its first input one by one."""
+    """Return whether the call drops single elements of its first input."""
     return call.op.rpartition(".")[2] in _DROPOUTS
 
 
@@ -130,7 +130,7 @@ def _number_or_tensor(call: Call, inputs: Tensors, position: int, keyword: str, 
 
 
 def _law(call: Call, name: str, inputs: Tensors) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The distribution function of an op whose law is known: values to chances of at most that."""
+    """Return the cumulative distribution function of an op, if it is known."""
     if name in ("rand", "rand_like"):
         return lambda x: x.clamp(0, 1)
     if name == "uniform_":
@@ -154,7 +154,7 @@ def _normal(x: torch.Tensor) -> torch.Tensor:
 
 
 def _dropout(source: torch.Tensor, device: torch.Tensor, p: float) -> Opinion:
-    """The worse of: how far the share of zeros is from p, in standard errors; how far what is left is from the scaled input."""
+    """Return the worse of two: the share of zeros against p, in standard errors; the rest against the scaled input."""
     inputs, drawn = source.double().expand(device.shape), device.double()
     there = inputs != 0
     counted = max(int(there.sum()), 1)
@@ -165,7 +165,7 @@ def _dropout(source: torch.Tensor, device: torch.Tensor, p: float) -> Opinion:
         scale = 1 / (1 - p)
         astray = (drawn[kept] - scale * inputs[kept]).abs() / inputs[kept].abs()
         allowed = 4 * torch.finfo(device.dtype).eps * scale
-        # Numbers below the normal ones are rounded by more than their share.
+        # Subnormal numbers have a larger relative rounding error.
         normal = inputs[kept].abs() > torch.finfo(device.dtype).tiny
         worst = float(astray[normal].max()) if normal.any() else 0.0
         if worst > allowed:
@@ -205,7 +205,7 @@ def _two_samples(device: torch.Tensor, cpu: torch.Tensor) -> Opinion:
 
 
 def _by_runs(device: torch.Tensor, cpu: torch.Tensor) -> Opinion:
-    """Mean and size of each run, device against CPU, in standard errors."""
+    """Compare mean and size of each run, device against CPU, in standard errors."""
     worst = 0.0
     wide = [(torch.view_as_real(runs) if runs.is_complex() else runs).double() for runs in (device, cpu)]
     for figure in (torch.mean, lambda run: run.square().mean().sqrt()):

@@ -34,7 +34,7 @@ class RecordedRuns(Runs):
             raise CannotReplay(str(found)) from None
         recorded = {name: value for name, value in self.saved.items() if name in self.device.outputs}
         if not recorded:
-            raise CannotReplay("its outputs were not recorded" if self.device.outputs else "it gives no tensor")
+            raise CannotReplay("its outputs were not recorded" if self.device.outputs else "it returns no tensor")
         self.alone = False
         self.device = _RecordedResults(self.device, recorded)
 

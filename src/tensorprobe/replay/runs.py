@@ -1,4 +1,4 @@
-"""The replays of one call with one set of inputs: on the device, on the reference, on the CPU in the call's own dtype.
+"""The replays of one call with one set of inputs: on the device, on the reference, and on the CPU in its own dtype.
 
 In: a recorded call and inputs. Out: a row for each output and each gradient, judged. `CannotReplay` where the call cannot
 be run at all, `DeviceRaised` where only the device cannot run it.
@@ -44,28 +44,28 @@ from tensorprobe.replay.randomness import (
 Tensors = dict[str, torch.Tensor]
 Direction = Literal["forward", "backward"]
 TIED = ("ties", "zeros")
-"""The variants in which values are equal."""
+"""The variants with equal values."""
 STRICT = "subnormals"
-"""The variant of the inputs in which numbers too small for full precision are what is looked at."""
+"""The variant that tests subnormal numbers."""
 
 
 class Conditions(NamedTuple):
-    """Where and by what a call is judged."""
+    """The device, standard and settings of a check."""
 
     device: str
     data: Data
     standard: str
     variant: str = ""
     recorded: bool = False
-    """Whether the recorded results are judged, instead of those of a device."""
+    """Whether the recorded results are judged instead of a device's."""
 
 
 class ReferenceRaised(CannotReplay):
-    """The reference does not take these inputs; others may do."""
+    """The reference rejects these inputs; it may accept others."""
 
 
 class DeviceRaised(Exception):
-    """The device raised where the reference did not."""
+    """The device raised, but the reference did not."""
 
     def __init__(self, message: str, direction: Direction) -> None:
         super().__init__(message)
@@ -73,10 +73,10 @@ class DeviceRaised(Exception):
 
 
 class Runs:
-    """All replays of a call with these inputs. `device` is the one under test."""
+    """The replays of a call with these inputs. `device` is the one under test."""
 
     saved: Tensors | None = None
-    """Values of outputs that gradients are computed with, where the forward keeps an output for its backward."""
+    """Values to use for outputs that the forward saves for its backward."""
 
     def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
         self._call, self.inputs, self._conditions = call, inputs, conditions
@@ -89,37 +89,37 @@ class Runs:
         """Of the reference: a key of `PRECISIONS`."""
         reference = self._other_draw() if self.random else self._wide()
         self.given: Tensors = {}
-        """The gradients of the outputs, once a backward was run."""
+        """The gradients of the outputs, once a backward has run."""
         self.gradients: Tensors = {}
-        """What the device made of them."""
+        """The gradients of the inputs on the device."""
         self.evidence: dict[tuple[Direction, str], Evidence] = {}
-        """What each output and each gradient was judged by."""
+        """The evidence on each output and gradient."""
         if isinstance(reference, Exception):
             narrow = isinstance(device, Replay)
             what = "the CPU cannot run it in a wider dtype:" if narrow else "it raises also on the reference:"
             raise ReferenceRaised(f"{what} {said(reference)}")
         if self.alone and has(call.op, Trait.DTYPE_TOLERANCE):
-            raise CannotReplay("what it leaves out depends on the dtype, so a wider one is no reference")
+            raise CannotReplay("its result depends on the dtype, so a wider dtype is no reference")
         if isinstance(device, Exception):
             raise DeviceRaised(f"it raised on {conditions.device}: {said(device)}", "forward")
         self.device: Replay = device
         self.reference: Replay = reference
 
     def check_forward(self) -> list[Checked]:
-        """Every output."""
+        """Check every output."""
         if self.random:
             return self._check_samples()
         found = self._compare("forward", self.device.outputs, self.reference.outputs, _outputs(self.own))
         if not found:
-            raise CannotReplay("it gives no tensor")
+            raise CannotReplay("it returns no tensor")
         return found
 
     def check_backward(self, recorded: StoredCall | None) -> list[Checked]:
-        """The gradient of every input; nothing where nothing is differentiable."""
+        """Check the gradient of every input; return nothing if nothing is differentiable."""
         outputs = {
             name: output
             for name, output in self.device.differentiable().items()
-            if vector_dimension(self._call.op, name) is None  # its gradient depends on the phase that was chosen
+            if vector_dimension(self._call.op, name) is None  # its gradient depends on the phase
         }
         if not outputs or (self._conditions.variant in TIED and breaks_ties(self._call.op)):
             return []
@@ -141,13 +141,13 @@ class Runs:
     def _replay(self, device: str, precision: str, inputs: Tensors | None = None, seed: int = 0) -> Replay:
         if self.random:
             torch.manual_seed(seed)
-        else:  # to seed every device takes as long as the replay itself
+        else:  # seeding every device takes as long as the replay
             torch.default_generator.manual_seed(seed)
         given = self.inputs if inputs is None else inputs
         return Replay(self._call.model, given, device=device, precision=precision, saved=self.saved)
 
     def _wide(self) -> Replay | Exception:
-        """The reference as wide as the standard wants it; narrower where the op has no such kernel."""
+        """Return the reference in the precision of the standard, or a narrower one if the op has no such kernel."""
         found: Replay | Exception = CannotReplay("no reference")
         for precision in ("double", "single") if self._standard.reference == "double" else ("single", "double"):
             if precision == "single" and not any(dtype_name(tensor.dtype) in HALF for tensor in self.inputs.values()):
@@ -178,7 +178,7 @@ class Runs:
         return given
 
     def _check_samples(self) -> list[Checked]:
-        """The outputs of a random op, of as many runs as it takes to tell."""
+        """Check the outputs of a random op, over enough runs for a distribution."""
         names = [name for name in self.device.outputs if name in self.reference.outputs]
         largest = max((self.device.outputs[name].numel() for name in names), default=0)
         device, other = ([first] for first in (self.device, self.reference))
@@ -195,7 +195,7 @@ class Runs:
             opinion = judge_sample(self._call.model, self.inputs, drawn, drawn_here)
             checked.append(self._row("forward", name, drawn_here[0], drawn[0], opinion, {}, None))
         if not checked:
-            raise CannotReplay("it gives no tensor")
+            raise CannotReplay("it returns no tensor")
         return checked
 
     def _check_random_backward(self) -> list[Checked]:
@@ -251,7 +251,7 @@ class Runs:
         return checked
 
     def _turned(self, direction: Direction, name: str, wide: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """The result, vectors in the phase of the reference."""
+        """Return the result, with vectors in the phase of the reference."""
         dim = vector_dimension(self._call.op, name) if direction == "forward" else None
         return result if dim is None else aligned(wide, result, dim)
 
@@ -270,7 +270,7 @@ class Runs:
     def _spread(
         self, direction: Direction, reference: Tensors, own: Tensors, wide: Mapping[str, torch.Tensor]
     ) -> dict[str, Figures]:
-        """How far the results move with the last bits of the inputs."""
+        """Measure how far the results move with the last bits of the inputs."""
         moves = []
         for number in range(TIMES_HARD if self._conditions.variant else TIMES):
             key = f"{self._call.name}:{number}"
@@ -317,7 +317,7 @@ class Runs:
 
 
 def prepare(call: StoredCall, conditions: Conditions) -> tuple[Runs, Data]:
-    """Return the replays of a call and the data they got: recorded data also where the op cannot use random data."""
+    """Return the replays of a call and their data. If random data are invalid for the op, recorded data are used."""
     if conditions.recorded:
         from tensorprobe.replay.recorded import RecordedRuns  # which is made of this module
 
@@ -334,7 +334,7 @@ _KEPT = ("one_minus_cosine", "relative_l2", "max_abs", "max_rel", "within_1e3", 
 
 
 def passed_over(direction: Direction, message: str, variant: str = "") -> Checked:
-    """A row for what was not compared, with the reason."""
+    """Return a row for a result that was not compared, with the reason."""
     return Checked(
         direction=direction, slot="", device_dtype="", reference_dtype="", shape=[], result="skip",
         judged_by="", measured=0.0, allowed=0.0, message=message, variant=variant,
@@ -342,13 +342,13 @@ def passed_over(direction: Direction, message: str, variant: str = "") -> Checke
 
 
 def said(error: Exception) -> str:
-    """What an exception says, on one line."""
+    """Return the type and first line of an exception."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def _attempt(run: Callable[[], Any]) -> Any:
-    """What it gives, or the exception it raised. Why nothing can be built at all is passed on."""
+    """Return the result, or the exception that was raised. CannotReplay is passed on."""
     try:
         return run()
     except CannotReplay:
@@ -358,7 +358,7 @@ def _attempt(run: Callable[[], Any]) -> Any:
 
 
 def _means_nothing(wide: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a result under hard inputs is undefined: not a number, or finite and too large for its dtype."""
+    """Return whether a result of edge-case inputs is undefined: NaN, or too large for its dtype."""
     if not wide.is_floating_point() or not dtype.is_floating_point or dtype.itemsize < 2:
         return False
     return bool(wide.isnan().any()) or bool((wide.isfinite() & wide.to(dtype).isinf()).any())

@@ -1,4 +1,4 @@
-"""The one way to write a replay script: a call, its tensors and its limits in; a Python file and a .safetensors file out.
+"""Writes a replay script: a Python file and a .safetensors file, from a call, its tensors and its limits.
 
 The script needs torch and nothing of ours. It consists of a fixed program (`program`) and of two things that depend on the
 call: `CASE`, a literal of plain data, and `call`, one expression. Whatever comes from a run is foreign: text goes in as an
@@ -29,7 +29,7 @@ LIMIT_NAMES = (
     "relative_l2", "max_abs", "max_rel", "one_minus_cosine", "slope", "bias", "different", "nonfinite_different",
     "bit_identical", "ulp_max", "beyond_rounding", "over_1e2", "over_1e3", "share_over_1e3", "share_over_1e4",
 )  # fmt: skip
-"""The figures that a script can measure."""
+"""The figures that a script measures."""
 _HEADER = """\
 # -*- coding: ascii -*-
 # Replay of one call. Exit code: 1 while it fails, 0 once it passes, 2 if that cannot be told. Needs torch only.
@@ -39,11 +39,11 @@ _HEADER = """\
 _LONGEST_NAME, _LONGEST_COMMENT = 180, 400
 Tensors = Mapping[str, torch.Tensor]
 Limits = Mapping[str, Mapping[str, float]]
-"""`output.0`, or `d input.0` for a gradient → figure → what is allowed."""
+"""`output.0`, or `d input.0` for a gradient → figure → limit."""
 
 
 class Sampling(NamedTuple):
-    """How random results are compared, and in how many runs. `p` is that of dropout."""
+    """How random results are compared, and in how many runs. `p` is dropout's."""
 
     kind: Literal["samples", "runs", "dropout"]
     runs: int
@@ -57,7 +57,7 @@ class Script(NamedTuple):
     tensors: bytes
 
     def write(self, folder: Path, name: str, *, at: tuple[int, int] | None = None) -> Path:
-        """Write both files and return the path of the script. Step and rank tell scripts of the same name apart."""
+        """Write both files and return the path of the script."""
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-")[:_LONGEST_NAME] or "call"
         path = folder / f"{safe}.py"
         if (
@@ -73,20 +73,20 @@ class Script(NamedTuple):
 
 
 def place_line(step: int, rank: int) -> str:
-    """Return the comment that says where a call was made."""
+    """Return a comment with the step and rank of a call."""
     return f"Step {step}, rank {rank}."
 
 
 class Results(NamedTuple):
-    """What is known of the results when a script is written."""
+    """The known results and limits of a call."""
 
     limits: Limits
     held: Tensors = {}  # never changed
     """Saved beside the inputs: `device.output.0`, `device.gradient.output.0`, `reference.output.0`."""
     changed: Mapping[str, str] = {}
-    """Outputs that are arguments as the call left them → the argument."""
+    """Outputs that are changed arguments → the argument."""
     sampling: Sampling | None = None
-    """Set for ops that draw random numbers; the limits then only say what is looked at."""
+    """Set for random ops; the limits then only name the slots."""
 
 
 def make_script(
@@ -99,7 +99,7 @@ def make_script(
     precision: str = "double",
     about: Iterable[str] = (),
 ) -> Script:
-    """Return the script that runs the call alone; CannotReplay where it cannot be written down.
+    """Return the script that runs the call alone. Raises CannotReplay if it cannot be written.
 
     `gradients` are those of the outputs, by the outputs' slots. `about` are lines of comment.
     """
@@ -164,7 +164,7 @@ def _literal(value: Any) -> str:
         return repr(value) if value - value == 0 else f"float({str(value)!r})"
     if value is None or isinstance(value, (bool, int, str)):
         return ascii(value)
-    raise CannotReplay(f"an argument is of type {type(value).__name__}, which no record holds")
+    raise CannotReplay(f"an argument is of type {type(value).__name__}, which cannot be recorded")
 
 
 def call_source(call: Call) -> str:
@@ -200,7 +200,7 @@ def _source(tree: Any) -> str:
     if kind == "dict" and isinstance(value, dict):
         return "{" + ", ".join(f"{key!a}: {_source(part)}" for key, part in value.items()) + "}"
     if kind not in ("tuple", "torch.Size", "slice", "complex") or not isinstance(value, list):
-        raise CannotReplay(f"an argument is an object that no record can hold ({_comment(str(value))})")
+        raise CannotReplay(f"an argument is an object that cannot be recorded ({_comment(str(value))})")
     return _sequence(kind, value)
 
 
@@ -246,7 +246,7 @@ def pack_tensors(tensors: Tensors) -> bytes:
 
 
 def storable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the host, or where it is not contiguous the memory it spans; complex numbers as their parts."""
+    """Return the tensor on the CPU; the memory it spans if it is not contiguous; complex numbers as real and imaginary parts."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     flat = tensor if tensor.is_contiguous() and not tensor.is_complex() else block(tensor)
     return torch.view_as_real(flat).flatten().clone() if flat.is_complex() else flat.clone()
