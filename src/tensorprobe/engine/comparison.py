@@ -20,7 +20,7 @@ from tensorprobe.engine.places import Place, Side, open_sides
 from tensorprobe.engine.plan import Plan, plan_tasks
 from tensorprobe.engine.rank_task import Progress, RankResult
 from tensorprobe.engine.result import Result, Rows
-from tensorprobe.engine.settings import CompareSettings, Engine, TableForm
+from tensorprobe.engine.settings import CompareSettings, Engine, Prove, TableForm
 from tensorprobe.engine.tasks import run_tasks
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import Policy
@@ -43,6 +43,7 @@ def compare(
     map: str | os.PathLike[str] | None = None,
     strip_prefix: str | None = None,
     fuzzy: bool = False,
+    prove: Prove = "auto",
     threads: int | None = None,
     jobs: int = 1,
     engine: Engine = "local",
@@ -67,6 +68,7 @@ def compare(
         map: a file of name pairs: calls or modules of the baseline and their names in the candidate.
         strip_prefix: strip this prefix from module paths, e.g. `module.`
         fuzzy: pair calls of the same op in order, even if their numbers differ.
+        prove: `auto` replays calls that differ in float64 on both sides, within a budget; `all` has none; `off` infers only.
         threads: threads that measure tensors of one rank. By default all processors, divided among the jobs.
         jobs: number of processes on this machine. Each compares whole ranks.
         engine, address: `ray` compares the ranks on the Ray cluster at that address.

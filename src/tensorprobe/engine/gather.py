@@ -24,6 +24,7 @@ from tensorprobe.model.comparison import (
     Comparison,
     Divergence,
     Finding,
+    Proving,
     RankAnswer,
     RunSide,
 )
@@ -72,7 +73,15 @@ def gather(
         candidate=_side(runs[1], sum(result.calls[1] for result in results)),
         output=None if output is None else str(output),
         elapsed_s=round(time.monotonic() - started, 3),
+        proving=_sum_proving(results),
     )
+
+
+def _sum_proving(results: Sequence[RankResult]) -> Proving:
+    total = Proving()
+    for result in results:
+        total.add(result.proving)
+    return total
 
 
 def _answer(divergence: Divergence | None, answers: Sequence[StepAnswer]) -> Answer:

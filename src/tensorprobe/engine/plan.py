@@ -66,6 +66,7 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
                 map_text=map_text,
                 strip_prefix=settings.strip_prefix,
                 fuzzy=settings.fuzzy,
+                prove=settings.prove,
             )
         )
     for kind, other, own in (

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tensorprobe.engine.columns import batches_of
+from tensorprobe.engine.proof import Prover
+from tensorprobe.engine.settings import Prove
 from tensorprobe.judge import Policy, RankJudge
 from tensorprobe.judge.divergence import StepAnswer, conclude_step
-from tensorprobe.model.comparison import Buckets, Finding
+from tensorprobe.model.comparison import Buckets, Finding, Proving
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import parse_mapping
 from tensorprobe.pairing.measure import MAX_FINDINGS, SegmentPair, measure_segment
@@ -44,6 +46,7 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     strip_prefix: str | None = None
     fuzzy: bool = False
     threads: int = 1
+    prove: Prove = "off"
     rows_file: str | None = None
     """Where to write the rows, as Parquet."""
 
@@ -62,6 +65,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     """What the map names and no step has."""
     coarse: bool = False
     """Whether a step was aligned by a method that may miss pairs."""
+    proving: Proving = msgspec.field(default_factory=Proving)
 
 
 def compare_rank(
@@ -89,12 +93,17 @@ def _compare_steps(
     write: Callable[[pa.RecordBatch], None] | None,
 ) -> None:
     judge = RankJudge(task.policy)
+    prover = Prover(runs, task.policy, task.prove, task.threads)
+    result.proving = prover.told
     mapping = None if task.map_text is None else parse_mapping(task.map_text, source="the map")
     options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
     for step, candidate_step in task.steps:
         place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
         opinion = judge.judge(measured)
+        if proofs := prover.prove(measured, opinion, place):
+            opinion = judge.judge_again(measured, proofs)
+            prover.told.withdrawn += len(opinion.withdrawn)
         result.answers.append(conclude_step(measured, opinion))
         result.buckets.add(measured.buckets)
         unused = set(measured.unused_map)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from tensorprobe.judge import Policy
 
 Engine = Literal["local", "ray"]
+Prove = Literal["auto", "all", "off"]
 TableForm = Literal["parquet", "csv"]
 
-__all__ = ["CompareSettings", "Engine", "Numbers", "TableForm"]
+__all__ = ["CompareSettings", "Engine", "Numbers", "Prove", "TableForm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,12 @@ class CompareSettings(Settings):
     )
     strip_prefix: str | None = setting(None, "Strip this prefix from module paths, e.g. module.")
     fuzzy: bool = setting(False, "Pair calls of the same op in order, even if their numbers differ.", flag)
+    prove: Prove = setting(
+        "auto",
+        "Replay calls that differ in float64 on both sides, up to the first proved fault: auto (within a budget of 2,000 "
+        "calls and 2 GiB for each rank), all, or off. Needs values and the policy noise-aware.",
+        one_of("auto", "all", "off"),
+    )
     threads: int | None = setting(
         None, "Threads that measure tensors of one rank. Default: all processors, divided among the jobs.", whole(1)
     )

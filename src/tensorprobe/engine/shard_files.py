@@ -17,7 +17,7 @@ from tensorprobe.engine.output import Output
 from tensorprobe.engine.places import Side
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult, RankTask
-from tensorprobe.engine.settings import CompareSettings, TableForm
+from tensorprobe.engine.settings import CompareSettings, Prove, TableForm
 from tensorprobe.errors import CannotCompare
 from tensorprobe.files import read_file
 from tensorprobe.judge import Policy
@@ -46,6 +46,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     map_text: str | None
     strip_prefix: str | None
     fuzzy: bool
+    prove: Prove
     table: TableForm
     workbook: bool
     ranks: list[tuple[int, int, list[tuple[int, int]]]]
@@ -78,6 +79,7 @@ def question_of(sides: tuple[Side, Side], plan: Plan, settings: CompareSettings)
         map_text=task.map_text,
         strip_prefix=task.strip_prefix,
         fuzzy=task.fuzzy,
+        prove=task.prove,
         table=settings.table,
         workbook=settings.workbook,
         ranks=[(task.rank, task.candidate_rank, task.steps) for task in plan.tasks],
@@ -100,6 +102,7 @@ def plan_of(question: Question) -> Plan:
             map_text=question.map_text,
             strip_prefix=question.strip_prefix,
             fuzzy=question.fuzzy,
+            prove=question.prove,
         )
         for rank, candidate_rank, steps in question.ranks
     ]

@@ -94,6 +94,7 @@ class _Step:
             row=None if row is None else make_row(self.measured, opinion, row),
             place=[] if row is None else place_in(self.measured, row),
             finding=finding,
+            proof=opinion.proofs.get(call),
         )
         forward = calls.forward[call]
         made = forward if forward >= 0 and calls.stack[call] is None and calls.candidate_stack[call] is None else call

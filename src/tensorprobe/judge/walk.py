@@ -7,8 +7,9 @@ which it first exceeds what arithmetic explains, and what follows from it is inh
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -18,7 +19,7 @@ from tensorprobe.judge.noise_model import Allowance, allow, errors_of
 from tensorprobe.judge.policy import Policy
 from tensorprobe.judge.severity import AMPLIFIED, UNEXPLAINED, Attention, Severity, choose_calls, rate_rows
 from tensorprobe.judge.step_table import StepTable
-from tensorprobe.model.comparison import STATUSES
+from tensorprobe.model.comparison import STATUSES, Proof
 from tensorprobe.model.measured import (
     AGREES,
     DIVERGES,
@@ -36,7 +37,7 @@ Array = numpy.ndarray[Any, Any]
 
 _AGREE, _INTRODUCED, _INHERITED, _AMPLIFIED, _STRUCTURAL, _UNMEASURED = range(len(STATUSES))
 _IDENTICAL, _INPUTS_AGREE, _INPUTS_DIVERGE, _INPUTS_UNKNOWN = range(len(INPUTS))
-_L2, _NONFINITE = JUDGED.index("relative_l2"), JUDGED.index("nonfinite_different")
+_L2, _NONFINITE, _DIFFERENT = (JUDGED.index(name) for name in ("relative_l2", "nonfinite_different", "different"))
 
 ORIGIN_ROUNDOFFS = 2.0
 DRIFT_FACTOR = 8.0
@@ -51,8 +52,14 @@ class RankJudge:
         self._policy = policy
         self._lineage = Lineage()
 
-    def judge(self, measured: Measured) -> Opinions:
+    def judge_again(self, measured: Measured, proofs: Mapping[int, Proof]) -> Opinions:
+        """Return the verdicts on the last step once more, with what was proved of its calls by their position."""
+        self._lineage = self._before
+        return self.judge(measured, proofs)
+
+    def judge(self, measured: Measured, proofs: Mapping[int, Proof] = MappingProxyType({})) -> Opinions:
         """Return the verdicts and statuses of one step."""
+        self._before = replace(self._lineage, verdicts=dict(self._lineage.verdicts))
         errors = errors_of(measured)
         with numpy.errstate(all="ignore"):
             allowance = allow(measured, errors)
@@ -60,8 +67,13 @@ class RankJudge:
             severity = rate_rows(measured.rows, errors, allowance, limits.noise)
             table = StepTable.of(measured, errors, allowance, limits, severity)
         opinions = _blank_opinions(measured, severity, limits, allowance)
+        opinions.proofs = proofs
         attention = choose_calls(measured, errors, limits, severity)
+        for call, proof in proofs.items():
+            if proof.at_fault:
+                attention.wanted[call] = attention.doubtful[call] = True
         walk_step(table, attention, opinions, self._lineage)
+        _drop_contradictions(measured, opinions)
         return opinions
 
 
@@ -143,6 +155,11 @@ class _Walk:
         outputs = [row for row in rows if table.made[row]]
         inputs = self._judge_inputs(call, [row for row in rows if not table.made[row]], outputs)
         diverging = inputs == _INPUTS_DIVERGE
+        proof = opinions.proofs.get(call)
+        proved = proof is not None and proof.at_fault
+        # A call with other arguments is right on both sides, and the runs differ for all that.
+        cleared = proof is not None and not (proof.baseline_wrong or proof.candidate_wrong)
+        cleared = cleared and not diverging and not table.calls.structural[call]
         beyond = amplified = seen = False
         for row in outputs:
             if not table.measured[row]:
@@ -156,17 +173,27 @@ class _Walk:
             elif call in self._filling and not table.equal[row]:
                 verdict = UNMEASURED
                 seen = False
+            elif cleared:
+                verdict = AGREES
+                if severity == UNEXPLAINED:
+                    opinions.withdrawn.add(call)
+                    opinions.judged_by[row] = 0
+                    self._lineage.verdicts[table.identity[row]] = AGREES
             else:
                 verdict = DIVERGES if severity == UNEXPLAINED or (severity and diverging) else AGREES
+                if proved and proof is not None and table.rows.slot[row] == proof.slot:
+                    verdict = DIVERGES
                 amplified |= severity >= AMPLIFIED
             opinions.verdict[row] = verdict
             beyond |= verdict == DIVERGES
-            self._remember(row, verdict)
+            if call not in opinions.withdrawn:
+                self._remember(row, verdict)
         if beyond or diverging:
             self._diverging.add(call)
             self._lineage.diverged = True
         opinions.inputs[call] = inputs
-        opinions.status[call] = self._status(call, beyond, diverging, amplified, seen or not outputs)
+        status = self._status(call, beyond, diverging, amplified, seen or not outputs)
+        opinions.status[call] = _INTRODUCED if proved and beyond else status
         self._modules.leave(call)
         if opinions.status[call] == _INTRODUCED or call in self._wrong_parameters:
             self._modules.blame(call)
@@ -305,6 +332,20 @@ class FaultyModules:
 def module_path(op: str) -> str:
     """`layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
     return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
+
+
+def _drop_contradictions(measured: Measured, opinions: Opinions) -> None:
+    """No row that diverges is reported with a figure that is within its limit.
+
+    Such rows diverge because what they inherit diverges, because no difference at all is allowed, or by proof.
+    """
+    within = (opinions.verdict == DIVERGES) & (opinions.measured <= opinions.allowed)
+    exact = within & (opinions.status[measured.rows.call] == _INTRODUCED)
+    exact &= ~numpy.isin(measured.rows.call, [call for call, proof in opinions.proofs.items() if proof.at_fault])
+    opinions.judged_by[within] = 0
+    opinions.judged_by[exact] = _DIFFERENT
+    opinions.measured[exact] = measured.rows.figures["different"][exact]
+    opinions.allowed[exact] = 0.0
 
 
 def _blank_opinions(measured: Measured, severity: Severity, limits: Limits, allowance: Allowance) -> Opinions:

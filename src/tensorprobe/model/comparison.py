@@ -176,6 +176,43 @@ class External(msgspec.Struct, frozen=True, kw_only=True):
     """`scaled by 1.01`, `shifted by 0.5`, or the size of the error."""
 
 
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of both runs, recomputed in float64 from its own recorded inputs: the relative L2 error of each side."""
+
+    slot: str
+    baseline: float
+    candidate: float
+    baseline_wrong: bool
+    """Whether the error is beyond what its dtype must lose."""
+    candidate_wrong: bool
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether one side is wrong and the other is not."""
+        return self.baseline_wrong != self.candidate_wrong
+
+
+class Proving(msgspec.Struct, kw_only=True):
+    """How much of a comparison was proved."""
+
+    replayed: int = 0
+    """Calls with a proof."""
+    withdrawn: int = 0
+    """Calls that were inferred to introduce an error, and are within rounding of float64 on both sides."""
+    unreached: int = 0
+    """Calls beyond the budget."""
+    unprovable: dict[str, int] = {}
+    """Why calls could not be replayed → how many."""
+
+    def add(self, more: Proving) -> None:
+        """Add the counts of another part of the comparison."""
+        self.replayed += more.replayed
+        self.withdrawn += more.withdrawn
+        self.unreached += more.unreached
+        for reason, count in more.unprovable.items():
+            self.unprovable[reason] = self.unprovable.get(reason, 0) + count
+
+
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where the runs part: a call, its worst output, whether its inputs agreed, where in the user's program."""
 
@@ -197,6 +234,8 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the greatest error in that output."""
     source: Frame | None = None
     finding: Finding | None = None
+    proof: Proof | None = None
+    """What a replay in float64 says of it; None where it was not replayed."""
 
 
 class Buckets(msgspec.Struct, kw_only=True):
@@ -268,3 +307,4 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     candidate: RunSide
     output: str | None
     elapsed_s: float
+    proving: Proving = msgspec.field(default_factory=Proving)

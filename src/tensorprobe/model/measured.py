@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorprobe.model.comparison import FIGURES, Buckets, Finding
+from tensorprobe.model.comparison import FIGURES, Buckets, Finding, Proof
 from tensorprobe.model.level import Level
 from tensorprobe.model.reason import Unmeasured
 
@@ -131,3 +132,7 @@ class Opinions:
     input_error: Array
     externals: list[tuple[int, int]]
     """(row, call) of tensors that differ although no recorded call produced them."""
+    proofs: Mapping[int, Proof] = field(default_factory=dict)
+    """Of calls that were replayed in float64, by their position."""
+    withdrawn: set[int] = field(default_factory=set)
+    """Calls whose results are further apart than inference allows, and which are proved to be right on both sides."""

@@ -11,6 +11,7 @@ import os
 import msgspec
 
 from tensorprobe.model import Call
+from tensorprobe.model.precheck import Checked
 from tensorprobe.record import open_run
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.record.stored import StoredCall
@@ -38,6 +39,22 @@ class RunPlace(msgspec.Struct, frozen=True):
     def open(self) -> Run:
         """Open the run."""
         return open_run(self.path, self.data_folder) if self.data_folder else open_run(self.path)
+
+
+class SideTask(msgspec.Struct, frozen=True):
+    """Where a forward call and its recorded backward stand in one run of a comparison."""
+
+    step: int
+    rank: int
+    call: Entry
+    backward: Entry | None
+
+
+class SideRows(msgspec.Struct, frozen=True):
+    """What a replay says of one side; `reason` says why there is nothing."""
+
+    rows: list[Checked]
+    reason: str = ""
 
 
 def replay_job(

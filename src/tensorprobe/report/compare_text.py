@@ -21,6 +21,7 @@ def render_comparison(comparison: Comparison, *, limit: int = 10, table: str = "
     lines.append(wording.counts(comparison))
     facts = f"policy {plain(comparison.policy)}, {comparison.elapsed_s:.3g} s"
     lines.append(f"{wording.measured_by(comparison)}; {facts}")
+    lines += [f"proof      {plain(line)}" for line in wording.proving(comparison)]
     lines.append(f"baseline   {wording.coverage(comparison.baseline)}")
     lines.append(f"candidate  {wording.coverage(comparison.candidate)}")
     lines += [f"note       {plain(note)}" for note in comparison.notes]

@@ -129,7 +129,45 @@ def evidence(divergence: Divergence, show: Show = plain) -> str:
     if divergence.row is None or divergence.status == "structural":
         return f"{inputs_of(divergence)}: {status}"
     other = f"; {structure(finding, show)}" if finding is not None else ""
-    return f"{inputs_of(divergence)}; {errors(divergence.row, divergence.place, show)}: {status}{other}"
+    shown = errors(divergence.row, divergence.place, show)
+    return f"{inputs_of(divergence)}; {shown}: {status}{proof_of(divergence)}{other}"
+
+
+def proof_of(divergence: Divergence) -> str:
+    """`: the candidate is off by 7.8e-02, the baseline by 1.1e-07 (float64 replay)`; nothing without a proof."""
+    proof = divergence.proof
+    if proof is None or divergence.status != "introduced":
+        return ""
+    sides = [("candidate", proof.candidate), ("baseline", proof.baseline)]
+    if proof.baseline_wrong and not proof.candidate_wrong:
+        sides.reverse()
+    (first, error), (second, other) = sides
+    which = " The baseline is the wrong one." if first == "baseline" else ""
+    return f": the {first} is off by {error:.1e}, the {second} by {other:.1e} (float64 replay).{which}"
+
+
+def proving(comparison: Comparison) -> list[str]:
+    """What was proved, withdrawn, and not reached; nothing where nothing was replayed."""
+    told = comparison.proving
+    lines = []
+    if told.replayed:
+        lines.append(f"{counted(told.replayed, 'differing call')} recomputed in float64 on both sides")
+    if told.withdrawn:
+        are = "is" if told.withdrawn == 1 else "are"
+        lines.append(
+            f"{counted(told.withdrawn, 'call')} further apart than inference allows {are} within rounding of float64 on "
+            "both sides: noise, not a fault"
+        )
+    if told.unreached:
+        lines.append(
+            f"{counted(told.unreached, 'differing call')} beyond the budget not recomputed: --prove all recomputes every one"
+        )
+    if told.unprovable:
+        reason, count = max(told.unprovable.items(), key=lambda item: item[1])
+        total = sum(told.unprovable.values())
+        most = f", {count:,} of them" if count < total else ""
+        lines.append(f"{counted(total, 'differing call')} could not be recomputed{most}: {reason}")
+    return lines
 
 
 def inputs_of(divergence: Divergence) -> str:
