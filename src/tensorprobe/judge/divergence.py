@@ -1,4 +1,4 @@
-"""From statuses to the answer: the first divergence of a step, of a rank, and of all ranks.
+"""Finds the first divergence of a step, of a rank, and of all ranks from the statuses of calls.
 
 Within a step calls are in execution order. Across ranks the order is by collectives: what a rank did before its third
 all-reduce comes before what another did after its third one, whatever their numbers. A collective that spreads an error
@@ -31,24 +31,24 @@ Place = tuple[int, int, bool, int, int]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A divergence with its place in the order that all ranks share."""
+    """A divergence with its position in the order across ranks."""
 
     divergence: Divergence
     epoch: int
-    """Collectives that the rank had begun before in this step."""
+    """Collectives that the rank had started before in this step."""
     collective: bool
     stacks: tuple[int | None, int | None] = (None, None)
-    """Of baseline and candidate; for a backward call those of its forward call."""
+    """Of baseline and candidate. A backward call has those of its forward call."""
 
     @property
     def place(self) -> Place:
-        """Sorts candidates of all ranks: what may have caused the other comes first."""
+        """Sort key of divergences across ranks: possible causes come first."""
         at = self.divergence
         return at.step, self.epoch, self.collective, at.index, at.rank
 
 
 class StepAnswer(msgspec.Struct, kw_only=True):
-    """What a step of a rank says, without its rows."""
+    """The answer of one step of one rank, without its rows."""
 
     step: int
     rank: int
@@ -60,13 +60,13 @@ class StepAnswer(msgspec.Struct, kw_only=True):
     bases: dict[str, int]
     rows: int
     judged: int
-    """Results that have a verdict."""
+    """Results with a verdict."""
     externals: list[External]
 
 
 @dataclass
 class _Step:
-    """A measured and judged step, looked at call by call."""
+    """A measured and judged step, call by call."""
 
     measured: Measured
     opinion: Opinions
@@ -123,7 +123,7 @@ class _Step:
         return {calls.name[call] for call in agree}, {calls.candidate[call] for call in agree}
 
     def unpaired(self, finding: Finding) -> Candidate:
-        """A call without a partner, in the place where its own run has it."""
+        """Return the divergence of a call without a partner, at its position in its own run."""
         calls = self.measured.calls
         before = sum(index < finding.index for index in calls.index)
         epoch = int(self.epochs[min(before, len(self.epochs) - 1)]) if len(self.epochs) else 0
@@ -148,7 +148,7 @@ class _Step:
 
 
 def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
-    """The first call of each kind in one step, counts, and the tensors that differ from the start."""
+    """Return the first call of each kind in one step, counts, and the tensors that differ from the start."""
     step = _Step(measured, opinion)
     rows, calls = measured.rows, measured.calls
     status = opinion.status
@@ -186,7 +186,7 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
 
 
 def _bit_differences(measured: Measured, opinion: Opinions) -> Any:
-    """Calls with an output that differs in some bit although all inputs are identical."""
+    """Return the calls with an output that differs in some bit although all inputs are identical."""
     rows = measured.rows
     differs = numpy.zeros(len(measured.calls.name), dtype=bool)
     changed = rows.made & (rows.basis != BASES.index("none")) & ~rows.figures["bit_identical"].astype(bool)
@@ -195,7 +195,7 @@ def _bit_differences(measured: Measured, opinion: Opinions) -> Any:
 
 
 def first_divergence(answers: Sequence[StepAnswer]) -> Candidate | None:
-    """The divergence of the steps of one rank, or of all ranks together.
+    """Return the first divergence of the steps of one rank, or of all ranks.
 
     An introduced error comes first, unless in an earlier step something diverges already; then a difference of structure;
     then the first call that diverges at all.
@@ -214,13 +214,13 @@ def first_divergence(answers: Sequence[StepAnswer]) -> Candidate | None:
 
 
 def earliest_difference(answers: Sequence[StepAnswer]) -> Candidate | None:
-    """The first call, over all ranks, whose outputs differ in any bit while its inputs are identical."""
+    """Return the first call, over all ranks, whose outputs differ in any bit while its inputs are identical."""
     held = [answer.difference for answer in answers if answer.difference is not None]
     return min(held, key=lambda one: one.place, default=None)
 
 
 def settle_ranks(answers: Sequence[StepAnswer]) -> list[StepAnswer]:
-    """The answers of all ranks, in which a collective is no longer blamed if another rank went wrong before it."""
+    """Return the answers of all ranks. A collective is not blamed if another rank diverged before it."""
     causes = sorted(
         (one.place, answer.rank)
         for answer in answers
@@ -243,7 +243,7 @@ def _without_spread(answer: StepAnswer, causes: Sequence[tuple[Place, int]]) -> 
 
 
 def worst_row(measured: Measured, opinion: Opinions, call: int) -> int | None:
-    """The row that tells most of a call: a diverging output, else a diverging input, else the greatest ratio."""
+    """Return the most telling row of a call: a diverging output, else a diverging input, else the largest ratio."""
     calls, rows = measured.calls, measured.rows
     end = calls.first_row[call + 1] if call + 1 < len(calls.first_row) else len(rows.slot)
     span = range(calls.first_row[call], end)
@@ -257,7 +257,7 @@ def worst_row(measured: Measured, opinion: Opinions, call: int) -> int | None:
 
 
 def make_row(measured: Measured, opinion: Opinions, row: int) -> Row:
-    """One row of the result table."""
+    """Return one row of the result table."""
     calls, rows = measured.calls, measured.rows
     call = int(rows.call[row])
     figures = {name: column[row].item() for name, column in rows.figures.items()}
@@ -289,7 +289,7 @@ def make_row(measured: Measured, opinion: Opinions, row: int) -> Row:
 
 
 def place_in(measured: Measured, row: int) -> list[int]:
-    """Where the greatest error stands, or the first mismatch of NaN and infinity, as an index of each dimension."""
+    """Return the index of the largest error, or of the first mismatch of NaN and inf."""
     figures, shape = measured.rows.figures, measured.rows.shapes[0][row]
     broken = figures["nonfinite_different"][row] > 0
     flat = int(figures["nonfinite_index" if broken else "max_abs_index"][row])

@@ -1,4 +1,4 @@
-"""Tensors that differ before any recorded call has touched them, by the name the user knows: `layers.3.weight`."""
+"""Tensors that differ before any recorded call used them, by the name the user knows: `layers.3.weight`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tensorprobe.model.measured import STATISTICS, Measured
 from tensorprobe.ops import argument_name
 
 _PURE = 1e-9
-"""With 1 - cosine below this a difference is a scale and nothing else."""
+"""If 1 - cosine is below this, the difference is a pure scale."""
 
 
 def external_of(measured: Measured, row: int, call: int) -> External:
-    """What differs from the start, and how."""
+    """Return which parameters and data differ from the start, and how."""
     calls, rows = measured.calls, measured.rows
     slot = rows.slot[row]
     argument = argument_name(calls.op[call], slot)

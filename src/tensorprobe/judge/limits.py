@@ -20,7 +20,7 @@ Values = TypeVar("Values", float, Array)
 
 @dataclass
 class Limits:
-    """What the rules say of each row. `verdict` is -1 where a rule gives a noise factor; `noise` then holds it."""
+    """The verdict of the rules on each row. `verdict` is -1 if a rule gives a noise factor, which is in `noise`."""
 
     verdict: Array
     noise: Array
@@ -56,7 +56,7 @@ def judge_by_limits(measured: Measured, policy: Policy) -> Limits:
 
 
 def judge_figures(rule: Rule, figures: Mapping[str, float]) -> Opinion:
-    """Return the opinion of one rule on one pair: on the first group of conditions that is met, else on the first of all."""
+    """Return the opinion of one rule on one pair: by the first group of conditions that is met, else by the first group."""
     shown: Opinion | None = None
     for group in rule.diverges:
         found = [Opinion(figure, _badness(figure, figures[figure]), limit) for figure, limit in group.items()]
@@ -67,14 +67,14 @@ def judge_figures(rule: Rule, figures: Mapping[str, float]) -> Opinion:
 
 
 def _badness(figure: str, value: Values) -> Values:
-    """A figure turned so that greater is worse."""
+    """Return a figure with its sign chosen so that larger is worse."""
     if figure == "bit_identical":
         return 1.0 - value
     return abs(value - 1.0) if figure in ("slope", "norm_ratio") else abs(value)
 
 
 def _rules_of_rows(measured: Measured, rules: list[Rule]) -> Array:
-    """For each row the position of the first rule that fits; len(rules) when none does."""
+    """Return for each row the index of the first matching rule; len(rules) if none matches."""
     calls, rows = measured.calls, measured.rows
     if rules[0].fits_all:
         return numpy.zeros(len(rows.slot), dtype=numpy.int64)

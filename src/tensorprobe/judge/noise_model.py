@@ -1,8 +1,8 @@
-"""How much two right computations may differ: from dtype, length of the sums, size of the summands, error of the inputs.
+"""Predicts how much two correct computations may differ, from dtype, length of sums, size of terms and error of inputs.
 
-For each output row two allowances are made, each as an RMS error and as a greatest error: `noise`, which rounding alone
-explains, and `explained`, which adds what the errors of the inputs may have become. Both are relative to the *natural size* of
-a result, the size it would have if its summands did not cancel, so that a result that is zero in exact arithmetic is not
+Each output row gets two allowances, each as an RMS error and as a maximum error: `noise`, which rounding alone
+explains, and `explained`, which adds the propagated errors of the inputs. Both are relative to the *natural size* of
+a result: its size if its terms did not cancel. So a result that is zero in exact arithmetic is not
 blamed. Everything is vectorised over the rows of one step of one rank.
 
 With u the unit roundoff of the result, v that of the accumulator, K the length of the sums:
@@ -24,9 +24,9 @@ from tensorprobe.ops import Trait, traits_of
 Array = numpy.ndarray[Any, Any]
 
 _ROUNDOFF = numpy.array([EPS.get(dtype.name, 0.0) / 2 for dtype in BY_CODE] + [0.0])
-"""By dtype code; integers and bool, which are exact, have 0. The last entry is for an unknown dtype."""
+"""By dtype code. Integers and bool are exact and have 0. The last entry is for an unknown dtype."""
 _ACCUMULATOR = 2.0**-24
-"""Sums of narrow floats are expected in float32."""
+"""Narrow floats are expected to accumulate in float32."""
 _ROUNDOFF_OF_FLOAT64 = 2.0**-53
 
 RESULT_ROUNDINGS = 0.5
@@ -34,28 +34,28 @@ RESULT_ROUNDINGS = 0.5
 by one unit each; half a roundoff lets an eighth of them differ."""
 COMPOSITE_FACTOR = 4.0
 WIDE_FACTOR = 8.0
-"""Of float32 and wider, whose elementary functions differ by some units between libraries."""
+"""For float32 and wider: elementary functions differ by a few units between libraries."""
 LEAST_PEAK = 2.0
-"""Roundoffs by which a single element may differ: one unit in the last place."""
+"""A single element may differ by this many roundoffs: one unit in the last place."""
 SUM_FACTOR = 4.0
 GAIN = 16.0
 JUMP_FACTOR = 16.0
-"""Of the square root of the error: so much of a result may be decided otherwise, if gradients vary in size."""
+"""Times the square root of the error: the share of a result that may jump, if gradients vary in size."""
 PEAK = 8.0
-"""The greatest error may be so many times the RMS allowance: values vary in size within a tensor."""
+"""The maximum error may be this many times the RMS allowance, because values vary in size within a tensor."""
 GREATEST_OFFSET = 1e3
-"""How far the values of a normalised tensor may lie from their mean, in deviations; beyond, nothing is excused."""
+"""How far values of a normalised tensor may be from their mean, in standard deviations. Beyond, nothing is excused."""
 STATISTICS_ROUNDINGS = 16.0
 """Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: it is a sum, and each device adds in
 an order of its own."""
 GREATEST_RANGE = 100.0
-"""Arguments of an exponential further apart give zero: a mask of -1e9 does not excuse errors of the rest."""
+"""Arguments of an exponential further apart give zero, so a mask of -1e9 does not excuse other errors."""
 _TINY = 1e-300
 
 
 @dataclass
 class Errors:
-    """What was measured of each row, as absolute errors and sizes."""
+    """The measured absolute errors and sizes of each row."""
 
     exact: Array
     """Rows of integers and bool."""
@@ -73,27 +73,27 @@ class Errors:
 
 @dataclass
 class Allowance:
-    """For each row, what is allowed; meaningful for outputs."""
+    """The allowance of each row; meaningful for outputs."""
 
     noise: tuple[Array, Array]
-    """RMS and greatest error that rounding explains."""
+    """RMS and maximum error that rounding explains."""
     explained: tuple[Array, Array]
-    """With what the errors of the inputs smoothly become."""
+    """Plus smoothly propagated errors of the inputs."""
     amplified: tuple[Array, Array]
-    """With what jumps and divisions by small numbers may make of them."""
+    """Plus errors amplified by jumps and divisions by small numbers."""
     size: Array
     input_error: Array
-    """For each call: greatest relative error among its inputs."""
+    """For each call: the largest relative error among its inputs."""
     operands_equal: Array
     """For each call."""
     exact: Array
     """For each row: equal inputs must give equal bits."""
     rounded_once: Array
-    """For each row: equal inputs must give results some units apart at most, element by element."""
+    """For each row: equal inputs must give results within a few units, element by element."""
 
 
 def errors_of(measured: Measured) -> Errors:
-    """The errors and sizes of all rows."""
+    """Return the errors and sizes of all rows."""
     rows, figures = measured.rows, measured.rows.figures
     counts = numpy.maximum(figures["count"], 0).astype(float)
     sizes = numpy.array([_elements(shape) for shape in rows.shapes[0]], dtype=float)
@@ -111,7 +111,7 @@ def errors_of(measured: Measured) -> Errors:
         if weak.any():
             ends = [_difference(figures[f"candidate_{end}"], figures[f"baseline_{end}"]) for end in ("max", "min")]
             peak_error[weak] = numpy.maximum(*ends)[weak]
-            # A dump that knows no norm: its size is taken from what bounds it, its error from the mean alone.
+            # A dump without norms: the size comes from an upper bound, the error from the mean alone.
             unknown = weak & (numpy.isnan(figures["baseline_norm"]) | numpy.isnan(figures["candidate_norm"]))
             rms[unknown] = _greatest_rms(figures)[unknown]
             other[unknown] = rms[unknown]
@@ -136,11 +136,11 @@ def errors_of(measured: Measured) -> Errors:
 
 
 def allow(measured: Measured, errors: Errors) -> Allowance:
-    """What each row may differ by if it is an output of its call."""
+    """Return how much each row may differ if it is an output of its call."""
     calls, rows = measured.calls, measured.rows
     call, (group, groups) = rows.call, _groups(measured)
     traits = numpy.array([traits_of(op) for op in calls.op], dtype=numpy.int64)
-    # An ATen call in backward is an op like any other: it has all it works with among its own inputs.
+    # An ATen call in backward is an ordinary op: all it uses is among its inputs.
     backward = numpy.array(
         [way == "backward" and level.links_backward for way, level in zip(calls.direction, calls.level, strict=True)],
         dtype=bool,
@@ -159,7 +159,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     length = _sum_lengths(measured, errors, operands, group, product, has(Trait.REDUCES), is_backward)
     first, second = operands.top(group, is_backward & has_forward)
     size = numpy.where(product | is_backward, first[0] * second[0], 0.0)
-    # The result of an exponential says how large it is; its input may hold a mask of any size.
+    # Take the size of an exponential from its result: its input may hold a mask of any size.
     by_input = (has(Trait.CANCELS | Trait.REDUCES) & ~has(Trait.EXPONENTIAL)) | is_backward
     size = numpy.where(product & ~has(Trait.EXPONENTIAL), size, numpy.where(by_input, first[0], 0.0))
     terms = numpy.where(has(Trait.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
@@ -174,7 +174,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
     peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
     accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
-    # Norms of narrow inputs add up the gradients of their weights in that type, in as many parts as there are threads.
+    # Norms of narrow inputs sum the gradients of their weights in that dtype, in one part per thread.
     narrow_sums = is_backward & has(Trait.DIVIDES) & has(Trait.REDUCES)
     accumulator = numpy.where(
         narrow_sums, numpy.maximum(accumulator, operands.roundoff[group] / SUM_FACTOR), accumulator
@@ -207,7 +207,7 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
 
 
 def _groups(measured: Measured) -> tuple[Array, int]:
-    """For each row what it is computed together with: its call; for an op on lists, only what stands at the same place."""
+    """Return for each row the group it is computed with: its call or, for an op on lists, the same list position."""
     rows, number = measured.rows, len(measured.calls.name)
     lists = numpy.array(["_foreach_" in op for op in measured.calls.op], dtype=bool)
     group = rows.call.copy()
@@ -244,7 +244,7 @@ class _Operands:
         self._counts = self._top_two(group, errors.count, floats)
         centred = numpy.sqrt(numpy.maximum(errors.rms**2 - _clean(rows.figures["baseline_mean"]) ** 2, 0))
         ratio = numpy.where(errors.rms > 0, errors.peak / numpy.maximum(centred, _TINY), 0.0)
-        # Of the largest input alone: a weight of nothing but ones has no spread, and is no reason for one.
+        # Use the largest input only: a weight of ones has no spread and says nothing.
         largest = floats & (errors.count >= self._counts[0][group])
         self.offset = self._greatest(group, numpy.minimum(ratio, GREATEST_OFFSET), largest)
         self.range = self._greatest(group, numpy.minimum(errors.peak, GREATEST_RANGE), largest)
@@ -255,7 +255,7 @@ class _Operands:
         self.steepness = numpy.where(known, numpy.clip(wide_out / numpy.where(known, wide_in, 1.0), 1.0, 1e4), 1.0)
 
     def _widen_where_weak(self, call: Array, weak: Array) -> None:
-        """Two statistics may be near each other by chance: inputs known by them carry at least the error seen so far."""
+        """Statistics may agree by chance, so inputs without values carry at least the error seen so far."""
         if not weak.any():
             return
         at = numpy.unique(call[weak])
@@ -263,7 +263,7 @@ class _Operands:
             values[at] = numpy.maximum.accumulate(values[at])
 
     def join_forward(self, forward: Array, linked: Array) -> None:
-        """A backward call works with what its forward call was given and what it made."""
+        """A backward call also uses the inputs and outputs of its forward call."""
         at = forward[linked]
         linked = numpy.concatenate([linked, numpy.zeros(self._groups - len(linked), dtype=bool)])
         forward = numpy.concatenate([forward, numpy.full(self._groups - len(forward), -1)])
@@ -285,7 +285,7 @@ class _Operands:
         )
 
     def top(self, call: Array, backward: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """(RMS, greatest value) of the largest operand and of the second one."""
+        """Return (RMS, maximum) of the largest and the second largest operand."""
         first = (self._rms[0][call], self._peaks[0][call])
         second = tuple(
             numpy.where(backward, forward[call], top[1][call])
@@ -295,7 +295,7 @@ class _Operands:
 
     @property
     def counts(self) -> tuple[Array, Array]:
-        """Elements of the two largest operands of each call."""
+        """Return the element counts of the two largest operands of each call."""
         return self._counts
 
     def _greatest(self, call: Array, values: Array, mask: Array) -> Array:
@@ -304,7 +304,7 @@ class _Operands:
         return out
 
     def _top_two(self, call: Array, values: Array, mask: Array) -> tuple[Array, Array]:
-        """For each call the greatest and the second greatest; 1 where there is none."""
+        """Return for each call the largest and second largest value; 1 if there is none."""
         first, second = numpy.ones(self._groups), numpy.ones(self._groups)
         at, held = call[mask], values[mask]
         order = numpy.lexsort((held, at))
@@ -327,7 +327,7 @@ def _sum_lengths(
     reduces: Array,
     backward: Array,
 ) -> Array:
-    """How many terms are added up for one element of each row, from counts of elements alone."""
+    """Estimate from element counts how many terms are summed for one element of each row."""
     rows = measured.rows
     count = numpy.maximum(errors.count, 1)
     large, small = (values[group] for values in operands.counts)
@@ -359,13 +359,13 @@ def _finite_size(values: Array) -> Array:
 
 
 def _greatest_rms(figures: dict[str, Array]) -> Array:
-    """The greatest root mean square that numbers with this greatest, least and mean can have."""
+    """Return the largest RMS that numbers with this maximum, minimum and mean can have."""
     greatest, least, mean = (_clean(figures[f"baseline_{name}"]) for name in ("max", "min", "mean"))
     return numpy.asarray(numpy.sqrt(mean**2 + numpy.maximum((greatest - mean) * (mean - least), 0.0)))
 
 
 def _same_statistics(figures: dict[str, Array], rms: Array, count: Array) -> Array:
-    """Whether two summaries may be those of the same numbers, added up by two devices, or by two tools."""
+    """Return whether two summaries may belong to the same numbers, summed by two devices or tools."""
 
     def same(name: str, within: Array | float) -> Array:
         ours, theirs = figures[f"baseline_{name}"], figures[f"candidate_{name}"]
@@ -373,7 +373,7 @@ def _same_statistics(figures: dict[str, Array], rms: Array, count: Array) -> Arr
         return numpy.asarray((ours == theirs) | unknown | (abs(ours - theirs) <= within))
 
     norms = figures["baseline_norm"], figures["candidate_norm"]
-    # Ours are sums in float64. A norm that float32 can hold comes from a tool that adds in it.
+    # We sum in float64. A norm that fits float32 exactly comes from a tool that sums in float32.
     narrow = numpy.logical_or(*(norm == norm.astype(numpy.float32) for norm in norms))
     within = STATISTICS_ROUNDINGS * numpy.where(narrow, _ACCUMULATOR, _ROUNDOFF_OF_FLOAT64) * rms
     sums = same("mean", within) & same("norm", within * numpy.sqrt(count))

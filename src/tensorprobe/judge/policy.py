@@ -1,7 +1,7 @@
-"""Policies: what is allowed, as data. A table of rules; for each row the first rule that fits decides.
+"""Policies: tables of rules that say what is allowed. The first matching rule decides on a row.
 
-A rule either lists conditions (`diverges`: any of the groups in which every figure is beyond its limit), or gives the
-share of the noise that arithmetic explains (`noise`), or says that the row is of no interest (`ignore`).
+A rule either lists conditions (`diverges`: a group in which every figure exceeds its limit), or gives the
+allowed multiple of the noise that arithmetic explains (`noise`), or ignores the row (`ignore`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensorprobe.model.measured import JUDGED
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For which rows, and what then. Names may hold `*` and `?`; what is left out fits everything."""
+    """Which rows it applies to, and what is allowed. Names may contain `*` and `?`; omitted keys match everything."""
 
     call: str = "*"
     op: str = "*"
@@ -28,17 +28,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: str = "*"
     module: str = "*"
     noise: float | None = None
-    """The row diverges when an error is more than `noise` times what rounding and the inputs explain."""
+    """The row diverges if an error exceeds `noise` times what rounding and the inputs explain."""
     diverges: list[dict[str, float]] = []
     ignore: bool = False
 
     @property
     def fits_all(self) -> bool:
-        """Whether it is for every row."""
+        """Whether the rule matches every row."""
         return {self.call, self.op, self.slot, self.dtype, self.module} == {"*"}
 
     def fits(self, call: str, op: str, slot: str, dtype: str, module: str) -> bool:
-        """Whether the rule is for such a row."""
+        """Return whether the rule matches such a row."""
         return (
             fnmatchcase(call, self.call)
             and fnmatchcase(op, self.op)
@@ -81,7 +81,7 @@ POLICIES: dict[str, Policy] = {
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """A user's policy: rules of its own, then those of `base`."""
+    """A policy file: its own rules, then those of `base`."""
 
     name: str | None = None
     base: str = "noise-aware"
@@ -89,7 +89,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_policy(text: str) -> Policy:
-    """A policy by its name, or from a TOML file; SettingsError says what is wrong with it and where."""
+    """Return a policy by its name, or from a TOML file. Raises SettingsError with the mistake and its place."""
     if text in POLICIES:
         return POLICIES[text]
     path = Path(text)
@@ -109,7 +109,7 @@ def load_policy(text: str) -> Policy:
 
 
 def _read_file(path: Path) -> _File:
-    """Return the file, checked key by key; the error names the rule and the nearest known key."""
+    """Return the file, checked key by key. The error names the rule and the nearest known key."""
     try:
         content: dict[str, Any] = msgspec.toml.decode(read_file(path))
     except (OSError, msgspec.DecodeError, ValueError, RecursionError, ImportError) as wrong:
@@ -134,7 +134,7 @@ def _read_file(path: Path) -> _File:
 
 
 def check_policy(policy: Policy) -> None:
-    """SettingsError for a rule, in a policy that a program has made, that no file could have."""
+    """Raise SettingsError for an invalid rule in a policy made by a program."""
     for number, rule in enumerate(policy.rules, start=1):
         _check(rule, f"rule {number} of policy {policy.name!r}")
 
@@ -158,7 +158,7 @@ def _check(rule: Rule, where: str) -> None:
 
 
 def _check_limit(figure: str, limit: float, where: str) -> None:
-    """A limit that nothing or everything is beyond would judge without looking."""
+    """Reject a limit that every value or no value exceeds."""
     if not math.isfinite(limit):
         raise SettingsError(
             f"{where}: the limit of {figure} is {limit}, which no figure exceeds. To judge nothing, set ignore = true."

@@ -1,4 +1,4 @@
-"""How severe the error of each row is: column computations, vectorised over the rows of one step of one rank.
+"""The severity of each row's error: column computations over the rows of one step of one rank.
 
 In: measured columns, their errors and the allowance of the noise model. Out: a severity for each row and the figure that
 decides; and which calls the walk must look at one by one. No call depends on another here.
@@ -20,10 +20,10 @@ Array = numpy.ndarray[Any, Any]
 NOISE, EXPLAINED, AMPLIFIED, UNEXPLAINED = range(4)
 """Severities: within noise, explained by the errors of the inputs, explained by amplification of these, unexplained."""
 SYSTEMATIC_SHARE = 0.25
-"""A scale or bias common to all elements counts from this part of the RMS allowance on: rounding has no common sign."""
+"""A common scale or bias counts from this share of the RMS allowance on, because rounding has no common sign."""
 SYSTEMATIC_Z = 12.0
 FAR_ULP = 4.0
-"""Units in the last place by which single elements of a sum, product or quotient of equal numbers may differ."""
+"""Units in the last place by which an element of a sum, product or quotient of equal numbers may differ."""
 _L2, _PEAK, _SLOPE, _BIAS, _DIFFERENT, _NONFINITE, _ULP = (
     JUDGED.index(name)
     for name in ("relative_l2", "max_abs", "slope", "bias", "different", "nonfinite_different", "ulp_max")
@@ -33,7 +33,7 @@ _TINY = 1e-300
 
 @dataclass
 class Severity:
-    """For each row its severity, and the opinion behind it as columns."""
+    """The severity of each row and the opinion behind it, as columns."""
 
     level: Array
     judged_by: Array
@@ -42,7 +42,7 @@ class Severity:
 
 
 def rate_rows(rows: Rows, errors: Errors, allowance: Allowance, factor: Array) -> Severity:
-    """Return for each row the figure that is worst against its limit, and how severe that is.
+    """Return for each row the figure that exceeds its limit most, and its severity.
 
     `factor` is the multiple of the noise that the policy allows each row.
     """
@@ -75,7 +75,7 @@ def rate_rows(rows: Rows, errors: Errors, allowance: Allowance, factor: Array) -
     broken = figures["nonfinite_different"] > 0
     level = numpy.where(broken, UNEXPLAINED, numpy.where(errors.equal, NOISE, level)).astype(numpy.int8)
 
-    # Reported against what was allowed in the end: noise where the inputs are identical, else what they explain.
+    # Report the final allowance: noise if the inputs are identical, else what they explain.
     judged = numpy.array([_L2, _PEAK, _SLOPE, _BIAS])[ratios[1].argmax(axis=0)]
     rms_limit, peak_limit = (factor * limit for limit in allowance.explained)
     relative_limit = rms_limit / numpy.maximum(errors.rms, _TINY)
@@ -101,19 +101,19 @@ def _ratio(error: Array, limit: Array) -> Array:
 
 @dataclass
 class Attention:
-    """For each call, whether the walk must look at it. The rest agrees whatever happens before."""
+    """For each call, whether the walk must judge it. The others agree in any case."""
 
     wanted: Array
-    """Something differs: it may inherit an error."""
+    """Something differs, so it may inherit an error."""
     doubtful: Array
     """Even while nothing has diverged: a result beyond every allowance, a slot that was not measured or has a limit of its own,
     an input that no call of this step produced."""
     amplified: Array
-    """A result needs amplification of its input errors as an explanation."""
+    """Only amplified input errors explain a result."""
 
 
 def choose_calls(measured: Measured, errors: Errors, limits: Limits, severity: Severity) -> Attention:
-    """Return which calls need a look of their own. Nearly all calls of two good runs need none."""
+    """Return which calls the walk must judge. In two good runs there are nearly none."""
     rows, number = measured.rows, len(measured.calls.name)
     trivial = errors.equal & (limits.verdict <= AGREES)
     hard = numpy.array(measured.calls.structural, dtype=numpy.int64) == HARD
@@ -132,5 +132,5 @@ def choose_calls(measured: Measured, errors: Errors, limits: Limits, severity: S
 
 
 def _any_row(call: Array, mask: Array, calls: int) -> Array:
-    """For each call whether the mask holds for one of its rows."""
+    """Return for each call whether the mask holds for one of its rows."""
     return numpy.bincount(call[mask], minlength=calls) > 0

@@ -1,4 +1,4 @@
-"""Standards: when the result of one op is good enough, judged against a reference in a wider dtype.
+"""Standards judge the result of one op against a reference in a wider dtype.
 
 In: the figures of the device against the reference, those of the CPU in the call's own dtype against the same reference, and
 the dtype of the result. Out: the figure that decided, its value, what was allowed, and whether that passes. Integers and bool
@@ -23,7 +23,7 @@ Figures = Mapping[str, float]
 
 
 class Evidence(NamedTuple):
-    """What a standard judges by. `own` is None where the CPU in its own dtype is what is under test."""
+    """The figures that a standard judges. `own` is None if the CPU itself is under test."""
 
     op: str
     direction: str
@@ -31,18 +31,18 @@ class Evidence(NamedTuple):
     device: Figures
     own: Figures | None
     ideal: Figures
-    """The device against the reference rounded to the device's dtype."""
+    """The device against the reference, rounded to the device's dtype."""
     scale: float
     """The root mean square of the reference."""
     largest: float
     spread: Figures | None = None
-    """How far the CPU's result moves when inputs change by one rounding; None until it was measured."""
+    """How far the CPU's result moves when inputs change by one rounding; None until measured."""
     few: bool = False
     """Whether the result has so few distinct values that their roundings are not independent."""
     beyond: tuple[float, float] | None = None
-    """For products in half precision: the greatest error beyond the rounding of the element, of the device and the CPU."""
+    """For half-precision products: the largest error beyond the rounding of the element, on the device and the CPU."""
     strict: bool = False
-    """Whether numbers too small for the dtype's full precision count."""
+    """Whether subnormal numbers count."""
     terms: float = 1.0
     """About how many terms are summed for one element."""
     grain: float = 0.0
@@ -50,7 +50,7 @@ class Evidence(NamedTuple):
 
 
 class Standard(NamedTuple):
-    """A rule and the precision of its reference for half precision: float32 as the older tool has it, or float64."""
+    """A rule and the precision of its reference for half precision: float32 as in the older tool, or float64."""
 
     judge: Callable[[Evidence], list[Opinion]]
     reference: str
@@ -60,7 +60,7 @@ class Standard(NamedTuple):
 
 
 def judge(standard: Standard, evidence: Evidence) -> Opinion:
-    """Return the opinion that decides: the limit that is furthest exceeded, or the one that comes nearest."""
+    """Return the deciding opinion: the limit that is exceeded most, or the nearest one."""
     return max(limits(standard, evidence), key=lambda opinion: (not opinion.passes, _over(opinion)))
 
 
@@ -73,13 +73,13 @@ def limits(standard: Standard, evidence: Evidence) -> list[Opinion]:
 
 
 def _noise(evidence: Evidence, figure: str) -> float:
-    """The greater of the CPU's own error and its spread."""
+    """Return the larger of the CPU's own error and its spread."""
     found = [figures[figure] for figures in (evidence.own, evidence.spread) if figures is not None]
     return max(found, default=0.0)
 
 
 def _over(opinion: Opinion) -> float:
-    """The multiple of what is allowed; 0 where the limit is infinite, as it is for a reference of zeros."""
+    """Return the error over its limit; 0 if the limit is infinite, as for a reference of zeros."""
     if not opinion.allowed:
         return float("inf") if opinion.measured > 0 else 0.0
     return opinion.measured / opinion.allowed if math.isfinite(opinion.allowed) else 0.0
@@ -104,7 +104,7 @@ _ABSOLUTE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-1
 
 
 def _absolute(evidence: Evidence) -> list[Opinion]:
-    """The greatest error, relative to the greatest value if that is above 1."""
+    """The largest error, relative to the largest value if that is above 1."""
     allowed = _ABSOLUTE.get(evidence.dtype, 1e-6) * max(1.0, evidence.largest)
     return [
         Opinion("max_abs", evidence.device["max_abs"], allowed),
@@ -122,24 +122,24 @@ def _ulp(evidence: Evidence) -> list[Opinion]:
 WORSE_NORM, WORSE_MAX, WORSE_TREND, WORSE_COUNT = 3.0, 8.0, 4.0, 3.0
 """How many times worse than the CPU in its own dtype a device may be."""
 COMPOSITE = 3.0
-"""An extra factor for ops that combine several, such as attention: devices compute them in other ways."""
+"""An extra factor for composite ops such as attention, which devices compute differently."""
 FLOOR_NORM, FLOOR_MAX, FLOOR_TREND, FLOOR_COUNT = 2.0, 4.0, 1 / 32, 5.0
-"""What every op is allowed, in units of the dtype's eps (the last: elements)."""
+"""The allowance of every op, in units of the dtype's eps (the last: elements)."""
 FLOOR_STEPS = 32.0
-"""The same among subnormal numbers, where the distance from one to the next does not depend on their size."""
+"""The same for subnormal numbers, whose spacing is constant."""
 SHARE_TREND, SURE = 0.5, 8.0
-"""How large a trend must be relative to the CPU's noise, and how many standard errors make it one."""
+"""How large a trend must be relative to the CPU's noise, and how many standard errors make it significant."""
 ONCE, ONCE_FLOOR, MANY, ONCE_SHARE = 1.4, 0.3, 256, 1 / 16
 """Products in half precision that are rounded once: how many times worse, the floor in eps, from how many elements on; and
 the floor of a single element."""
 ALONE_NORM, ALONE_MAX, ALONE_TREND, ALONE_WORSE = 4.0, 32.0, 1.0, 8.0
-"""What is allowed where the CPU is under test: in units of eps, and how many times its spread."""
+"""The allowance if the CPU is under test: in units of eps, and as a multiple of its spread."""
 ALONE_TERMS = 4.0
-"""The square root of the number of terms that may be summed one after the other before more is allowed."""
+"""The square root of the number of terms that may be summed sequentially before more is allowed."""
 
 
 def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
-    """Is the device worse than it must be? Its error against float64, compared with that of the CPU in the same dtype."""
+    """Compare the device's error against float64 with that of the CPU in the same dtype."""
     dev, own = evidence.device, evidence.own
     moves = evidence.direction == "forward" and has(evidence.op, Trait.MOVES)
     broken = min(evidence.ideal["nonfinite_different"], dev["nonfinite_different"])
@@ -182,7 +182,7 @@ def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
 
 
 def rounds_once(op: str, dtype: str) -> bool:
-    """Whether a result is a product in half precision: summed in a wider type and rounded at the end.
+    """Return whether a result is a half-precision product: summed in a wider dtype and rounded at the end.
 
     A sum in half precision is twice as far off after only eight terms, and still below one unit in the last place. So
     such results are held to one rounding, as a whole and element by element.
@@ -199,15 +199,15 @@ def _beyond(evidence: Evidence, rounding: float, tiny: float) -> list[Opinion]:
 
 
 def _relative(error: float, evidence: Evidence) -> float:
-    """An error of each element, relative to the size of the result."""
+    """Judge the error of the elements, relative to the size of the result."""
     return error / evidence.scale if evidence.scale else float("inf") if error else 0.0
 
 
 def _trends(evidence: Evidence, share: float, tiny: float) -> list[Opinion]:
-    """A factor or an offset common to all elements shows long before single elements are wrong."""
+    """Judge a common factor or offset, which shows long before single elements are wrong."""
     dev = evidence.device
     found: list[Opinion] = []
-    if evidence.few:  # equal values are all rounded to the same side
+    if evidence.few:  # equal values are all rounded in the same direction
         return found
     noises = [each for each in (evidence.own, evidence.spread) if each is not None]
     if abs(dev["slope_z"]) > SURE:
@@ -249,7 +249,7 @@ class Sight(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """The norm of the difference over that of the reference."""
+        """The norm of the difference over the norm of the reference."""
         return math.sqrt(self.squares_d / self.squares_a) if self.squares_a else math.inf if self.squares_d else 0.0
 
 
@@ -262,7 +262,7 @@ def is_right(
     terms: Callable[[], float] | None,
     beyond: Callable[[], float],
 ) -> bool:
-    """Whether a result passes the `noise-aware` standard even if the CPU made no error: a shortcut that needs one pass.
+    """Return whether a result passes the `noise-aware` standard even if the CPU made no error. This needs only one pass.
 
     False means "measure more", not "wrong". `terms` is given where the CPU itself is under test: about how many terms are
     summed for an element. `beyond` gives the greatest error beyond the rounding of an element.
@@ -288,7 +288,7 @@ def is_right(
 
 
 def _leans(seen: Sight, trend: float, count: int) -> bool:
-    """Whether the difference grows with the reference, or lies to one side, by more than `trend` and surely."""
+    """Return whether the difference has a scale or offset that exceeds `trend` significantly."""
     squares_a, squares_d = seen.squares_a, seen.squares_d
     if abs(seen.a_times_d) > trend * squares_a and _is_sure(seen.a_times_d / math.sqrt(squares_a), squares_d, count):
         return True
@@ -298,6 +298,6 @@ def _leans(seen: Sight, trend: float, count: int) -> bool:
 
 
 def _is_sure(part: float, squares_d: float, count: int) -> bool:
-    """Whether a trend is more standard errors away from none than chance explains."""
+    """Return whether a trend is statistically significant."""
     rest = squares_d - part * part
     return count >= 2 and (rest <= 0 or part * part > SURE**2 * rest / max(count - 1, 1))

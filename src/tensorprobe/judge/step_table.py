@@ -1,4 +1,4 @@
-"""One step of one rank as the walk reads it, row by row and call by call: columns as lists, and questions about one row.
+"""One step of one rank for the walk: columns as lists, and questions about one row.
 
 The table is facts only: nothing in it depends on what was judged before.
 """
@@ -25,7 +25,7 @@ class StepTable:
     calls: Calls
     rows: Rows
     identity: list[Hashable]
-    """For each row what identifies its pair of tensors, here and in other steps."""
+    """For each row, the identity of its pair of tensors across steps."""
     made: list[bool]
     measured: list[bool]
     equal: list[bool]
@@ -33,19 +33,19 @@ class StepTable:
     """Integers and bool."""
     severity: list[int]
     verdict: list[int]
-    """Of a rule with fixed limits; -1 where the noise model decides."""
+    """Of a rule with fixed limits; -1 if the noise model decides."""
     relative: list[float]
     roundoff: list[float]
     drift: list[float]
     """The error relative to the natural size of the result."""
     nonfinite: list[bool]
-    """Whether NaN or infinity differ."""
+    """Whether NaN or inf differ."""
     operands_equal: list[bool]
     """For each call."""
     first_unpaired: int | None = None
     """The index of the first call without a partner."""
     fresh: set[tuple[tuple[int, ...], str]] = field(default_factory=set)
-    """Shape and dtype of memory that was allocated in this step without being initialised."""
+    """Shape and dtype of uninitialised memory that was allocated in this step."""
 
     @classmethod
     def of(
@@ -85,11 +85,11 @@ class StepTable:
         return range(first[call], first[call + 1] if call + 1 < len(first) else len(self.made))
 
     def is_parameter(self, row: int, call: int) -> bool:
-        """Whether the row is a named argument, such as a weight."""
+        """Return whether the row is a named argument, such as a weight."""
         return bool(argument_name(self.calls.op[call], self.rows.slot[row]))
 
     def is_written_to(self, row: int, call: int) -> bool:
-        """Whether the call writes into this argument."""
+        """Return whether the call writes to this argument."""
         slots, span = self.rows.slot, self.rows_of(call)
         place = slots[row].removeprefix("input.")
         if f"output.changed.{place}" in slots[span.start : span.stop]:
@@ -97,13 +97,13 @@ class StepTable:
         return place == "0" and self.calls.op[call].endswith(("_", ".__setitem__"))
 
     def is_fresh_memory(self, row: int, call: int) -> bool:
-        """Whether a differing argument looks like uninitialised memory that the call fills in part."""
+        """Return whether a differing argument looks like uninitialised memory that the call fills partly."""
         rows = self.rows
         fresh = (rows.shapes[0][row], rows.dtype_names[0][row]) in self.fresh
         return fresh and has(self.calls.op[call], Trait.WRITES_PART) and self.is_written_to(row, call)
 
     def may_be_external(self, row: int, call: int, *, diverged: bool) -> bool:
-        """Whether a differing tensor of unknown origin existed before the first call, rather than being made on the way.
+        """Return whether a differing tensor of unknown origin existed before the first call.
 
         Once something has diverged, the tensor may follow from that; a parameter does not. A call without a partner, or
         partners in other modules, may have made it.
@@ -115,10 +115,10 @@ class StepTable:
             return False
         if self.is_parameter(row, call) and self.rows.grad[row]:
             return True
-        # The code between calls of modules makes tensors too.
+        # Code between module calls makes tensors too.
         return not diverged and (not calls.level[call].is_module or not call)
 
 
 def _same_module(one: str, other: str) -> bool:
-    """Whether two paths name one module, perhaps inside a wrapper on one side."""
+    """Return whether two paths name the same module, perhaps wrapped on one side."""
     return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")

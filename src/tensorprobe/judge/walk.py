@@ -1,4 +1,4 @@
-"""The walk through the calls of one rank, step after step: verdicts for rows, a status for every call.
+"""Walks through the calls of one rank, step by step, and gives rows a verdict and calls a status.
 
 A call's inputs are judged by where they come from: a tensor that an earlier call produced has the verdict it got there,
 recognised by its content. A tensor that no recorded call produced is judged by itself. So an error is blamed on the call in
@@ -42,11 +42,11 @@ _L2, _NONFINITE, _DIFFERENT = (JUDGED.index(name) for name in ("relative_l2", "n
 ORIGIN_ROUNDOFFS = 2.0
 DRIFT_FACTOR = 8.0
 LATER_STEP_ERROR = 0.05
-"""Allowed relative difference of parameters at the start of a later step when the calls that updated them were not recorded."""
+"""Allowed relative difference of parameters at the start of a later step if their updates were not recorded."""
 
 
 class RankJudge:
-    """Judges the steps of one rank, which must come in order."""
+    """Judges the steps of one rank, in order."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -79,18 +79,18 @@ class RankJudge:
 
 @dataclass
 class Lineage:
-    """What earlier calls and steps of the rank have established."""
+    """The findings of earlier calls and steps of the rank."""
 
     verdicts: dict[Hashable, int] = field(default_factory=dict)
-    """Of the tensors that differ, by their content."""
+    """The tensors that differ, by content."""
     drift: float = 0.0
-    """The greatest relative error that was accepted as noise."""
+    """The largest relative error accepted as noise."""
     steps: int = 0
     diverged: bool = False
 
 
 def walk_step(table: StepTable, attention: Attention, opinions: Opinions, lineage: Lineage) -> None:
-    """Judge the calls of one step in order: fill in `opinions`, and carry on `lineage`.
+    """Judge the calls of one step in order: fill in `opinions` and update `lineage`.
 
     As long as nothing has diverged only doubtful calls are looked at; the others agree.
     """
@@ -110,7 +110,7 @@ def walk_step(table: StepTable, attention: Attention, opinions: Opinions, lineag
         else:
             results.accept(start, len(table.calls.name), lineage)
             start = len(table.calls.name)
-    # From here on a call may have inherited what was found, so each is looked at.
+    # From here on every call is judged: it may have inherited an error.
     for call in (numpy.flatnonzero(attention.wanted[start:]) + start).tolist():
         opinions.status[call] = _AGREE
         walk.judge_call(call)
@@ -118,7 +118,7 @@ def walk_step(table: StepTable, attention: Attention, opinions: Opinions, lineag
 
 
 class _QuietResults:
-    """Results of calls that agree as long as nothing before them has diverged."""
+    """Results of calls that agree if nothing before them diverges."""
 
     def __init__(self, table: StepTable, quiet: Array) -> None:
         rows = table.rows
@@ -143,7 +143,7 @@ class _Walk:
         self._diverging: set[int] = set()
         """Calls with an input or an output that diverges."""
         self._filling: set[int] = set()
-        """Calls that write into memory that was never initialised."""
+        """Calls that write to uninitialised memory."""
         self._external: set[int] = set()
         self._wrong_parameters: set[int] = set()
         """Calls with a parameter that diverges."""
@@ -212,10 +212,10 @@ class _Walk:
         return _AMPLIFIED if amplified and not diverging else _AGREE
 
     def _judge_inputs(self, call: int, rows: list[int], outputs: list[int]) -> int:
-        """Give each input a verdict and return what they amount to. A backward call also has the inputs of its forward call."""
+        """Give each input a verdict and return the overall one. A backward call also has the inputs of its forward call."""
         table = self._table
         overwritten = bool(outputs) and all(table.equal[row] for row in outputs)
-        # What a module computes is computed by the calls inside it, which ended before it did.
+        # The calls inside a module compute its result, and end before it.
         diverging = self._modules.is_faulty(call) or table.calls.forward[call] in self._diverging
         seen = False
         for row in rows:
@@ -290,7 +290,7 @@ class _Walk:
 
 
 class FaultyModules:
-    """The modules in which a call went wrong or has other parameters: their own calls inherit that."""
+    """The modules with a diverging call or parameter inside; their own calls inherit that."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -313,7 +313,7 @@ class FaultyModules:
         self._paths.add((direction, ""))
 
     def leave(self, call: int) -> None:
-        """A module has ended: what went wrong inside it does not excuse its next call."""
+        """Forget a module that has ended: an error inside it does not excuse its next call."""
         if self._paths and self._calls.level[call].is_module:
             own, direction = module_path(self._calls.op[call]), self._calls.direction[call]
             self._paths = {
@@ -323,14 +323,14 @@ class FaultyModules:
             }
 
     def is_faulty(self, call: int) -> bool:
-        """Whether the call is that of a module in which something has diverged."""
+        """Return whether the call is of a module in which something diverged."""
         if not self._calls.level[call].is_module:
             return False
         return (self._calls.direction[call], module_path(self._calls.op[call])) in self._paths
 
 
 def module_path(op: str) -> str:
-    """`layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
+    """Return `layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
     return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
 
 
@@ -349,7 +349,7 @@ def _drop_contradictions(measured: Measured, opinions: Opinions) -> None:
 
 
 def _blank_opinions(measured: Measured, severity: Severity, limits: Limits, allowance: Allowance) -> Opinions:
-    """Everything agrees, with the figures that are reported for each row."""
+    """Return opinions that all agree, with the reported figures of each row."""
     by_limit = limits.verdict >= 0
     verdict = numpy.where(measured.rows.basis == NONE, UNMEASURED, numpy.maximum(limits.verdict, AGREES))
     number = len(measured.calls.name)
