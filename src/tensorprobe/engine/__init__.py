@@ -1,4 +1,4 @@
-"""Runs a comparison from end to end: opens two runs, measures and judges every rank, gathers the answer.
+"""Runs a comparison end to end: opens two runs, measures and judges every rank, and gathers the answer.
 
 Ranks are independent of each other: each is a task that runs here, in processes of this machine, or elsewhere; the answer is
 the same, byte for byte.

@@ -17,7 +17,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch]:
-    """The rows of one step of one rank, a bounded number at a time."""
+    """Yield the rows of one step of one rank in bounded batches."""
     calls, rows = measured.calls, measured.rows
     by_call: dict[str, Sequence[str]] = {
         "call": calls.name,
@@ -60,7 +60,7 @@ def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch
 
 
 def _integers(values: Sequence[int]) -> Any:
-    """A column of integers; what no 64 bits hold, which only a forged run says, becomes the nearest that they do."""
+    """Return a column of integers. Values beyond 64 bits, which only a forged run has, are clipped."""
     try:
         return numpy.array(values, dtype=numpy.int64)
     except OverflowError:
@@ -68,7 +68,7 @@ def _integers(values: Sequence[int]) -> Any:
 
 
 def _encoded(values: Sequence[str]) -> tuple[Any, pa.Array]:
-    """Codes and words of a column with many equal texts."""
+    """Return the codes and words of a column with many equal texts."""
     words: dict[str, int] = {}
     codes = numpy.array([words.setdefault(value, len(words)) for value in values], dtype=numpy.int32)
     return codes, pa.array(list(words), type=pa.string())

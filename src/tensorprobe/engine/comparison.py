@@ -1,7 +1,7 @@
-"""`tensorprobe.compare`: two runs in, one answer out.
+"""`tensorprobe.compare`: compares two runs.
 
-In: two runs and settings. Out: a `Result`; with `out`, also files in that folder. Fails with CannotCompare when the
-runs have nothing in common, never with an exception because they differ. Where the tasks run changes no byte of it.
+Returns a `Result` and, with `out`, writes files to that folder. Raises CannotCompare if the
+runs have nothing in common, but never because they differ. The result does not depend on where the tasks run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compare(
 def conclude(
     sides: tuple[Side, Side], plan: Plan, results: Sequence[RankResult], *, output: str | None, started: float
 ) -> Comparison:
-    """The whole answer; the places in it are named as the user named them."""
+    """Return the whole answer, with the runs named as the user named them."""
     summary = gather((sides[0].run, sides[1].run), plan, results, output=None, started=started)
     return msgspec.structs.replace(
         summary,

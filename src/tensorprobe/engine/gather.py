@@ -1,4 +1,4 @@
-"""From the results of the ranks to the answer: the first divergence of all, counts, notes, coverage."""
+"""Gathers the results of the ranks into the answer: the first divergence, counts, notes, coverage."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tensorprobe.record import Run
 from tensorprobe.version import VERSION
 
 MAX_FINDINGS = 200
-"""Findings in a summary; the rest is counted."""
+"""The maximum findings in a summary; the rest is counted."""
 _EXIT_CODES: dict[Answer, int] = {"agrees": 0, "diverged": 1, "unmeasured": 2}
 MAX_SOURCES = 20
-"""Findings whose line in the user's program is looked up."""
+"""The maximum findings whose source line is looked up."""
 
 
 def gather(
     runs: tuple[Run, Run], plan: Plan, results: Sequence[RankResult], *, output: Path | None, started: float
 ) -> Comparison:
-    """The whole answer; NothingPaired when no call has a partner."""
+    """Return the whole answer. Raises NothingPaired if no call has a partner."""
     buckets = _sum_buckets(plan, results)
     if not buckets.paired:
         raise _nothing_paired(runs, plan, buckets)
@@ -85,40 +85,40 @@ def _sum_proving(results: Sequence[RankResult]) -> Proving:
 
 
 def _answer(divergence: Divergence | None, answers: Sequence[StepAnswer]) -> Answer:
-    """Where nothing diverges but no result has a verdict, nothing is known either."""
+    """Return the answer. If no result has a verdict, it is unknown."""
     if divergence is not None:
         return "diverged"
     return "agrees" if any(step.judged for step in answers) else "unmeasured"
 
 
 def _with_source(found: Candidate | None, runs: tuple[Run, Run]) -> Divergence | None:
-    """The divergence with the line of the user's program: as the candidate has it, else the baseline."""
+    """Return the divergence with its source line, from the candidate or else the baseline."""
     if found is None:
         return None
     divergence, source = found.divergence, None
     for run, number in reversed(list(zip(runs, found.stacks, strict=True))):
-        with suppress(RunDamaged):  # the answer does without its line
+        with suppress(RunDamaged):  # the answer has no source line then
             stack = None if number is None else run.segment(divergence.step, divergence.rank).stack(number)
             if stack is not None and stack.frames:
                 source = stack.frames[0]
                 break
-    if source is None and divergence.finding is not None:  # a call without a partner is known by its name
+    if source is None and divergence.finding is not None:  # a call without a partner is found by its name
         names = (divergence.call, divergence.candidate_call)
         source = _source(runs, names, divergence.step, divergence.rank)
     return msgspec.structs.replace(divergence, source=source)
 
 
 def _source(runs: tuple[Run, Run], names: Sequence[str], step: int, rank: int) -> Frame | None:
-    """The innermost line of the user's program that made the call: as the candidate has it, else the baseline."""
+    """Return the innermost source line of the call, from the candidate or else the baseline."""
     for run, name in reversed(list(zip(runs, names, strict=True))):
-        # A backward call runs in the engine: the line that matters is the one that made its forward call.
+        # A backward call runs in the autograd engine: use the line of its forward call.
         for wanted in (name, forward_name(name)):
             if not wanted:
                 continue
             try:
                 stack = run.stack(run.call(wanted, step=step, rank=rank))
             except (NotFound, RunDamaged):
-                continue  # a call of the other run, or one whose stacks are lost: the answer does without its line
+                continue  # a call of the other run, or its stacks are lost
             if stack is not None and stack.frames:
                 return stack.frames[0]
     return None
@@ -135,7 +135,7 @@ def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Find
 
 
 def _rank_answers(answers: Sequence[StepAnswer], runs: tuple[Run, Run]) -> list[RankAnswer]:
-    """The answer of each rank by itself, in the order of `answers`."""
+    """Return the answer of each rank, in the order of `answers`."""
     by_rank: dict[int, list[StepAnswer]] = {}
     for answer in answers:
         by_rank.setdefault(answer.rank, []).append(answer)

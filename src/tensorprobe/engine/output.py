@@ -1,8 +1,8 @@
-"""The folder in which a comparison puts its files: the table, `summary.json`, `advisor.txt`.
+"""The output folder of a comparison: the table, `summary.json`, `advisor.txt`.
 
-Files are made in a hidden folder beside the others and put in place when all of them are complete, `summary.json` last. When
-the comparison fails nothing of it is left, and what an earlier one had written stays as it was. Files that are not ours
-are never touched. The folder may be behind a URL: then files are made here and copied there.
+Files are made in a hidden folder and moved into place when all are complete, `summary.json` last. If
+the comparison fails, it leaves nothing behind, and the files of an earlier one stay. Files that are not ours
+are never touched. The folder may be a URL; then files are made here and copied there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Output:
         self._created = False
         self._held = False
         self.stage = Path()
-        """Where files are made."""
+        """The folder in which files are made."""
 
     def __enter__(self) -> Output:
         folder = self._folder
@@ -60,20 +60,20 @@ class Output:
         if not self._held:
             shutil.rmtree(self.stage, ignore_errors=True)
         if kind is not None and self._created and self._folder is not None:
-            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+            with contextlib.suppress(OSError):  # another process has put something there
                 self._folder.rmdir()
         if isinstance(error, OSError) and (refusal := as_refusal(error)) is not None:
             raise refusal from error
 
     def names(self) -> list[str]:
-        """The files that the folder itself holds, sorted."""
+        """Return the files in the folder, sorted."""
         if self._remote is not None:
             return [name for name in self._remote.names() if "/" not in name]
         assert self._folder is not None
         return sorted(entry.name for entry in self._folder.iterdir() if entry.is_file())
 
     def held(self, names: Sequence[str]) -> list[Path]:
-        """Files of the folder, where they can be read."""
+        """Return local paths of files in the folder."""
         if self._remote is None:
             assert self._folder is not None
             return [self._folder / name for name in names]
@@ -82,7 +82,7 @@ class Output:
         return list(copies.values())
 
     def publish(self, names: Sequence[str]) -> None:
-        """Put files that were made in the stage in place, in this order."""
+        """Move finished files into place, in this order."""
         if self._remote is not None:
             self._remote.put({name: self.stage / name for name in names})
             return
@@ -91,7 +91,7 @@ class Output:
             (self.stage / name).replace(self._folder / name)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files of ours."""
+        """Remove our files."""
         if self._remote is not None:
             self._remote.remove(names)
             return
@@ -100,7 +100,7 @@ class Output:
             (self._folder / name).unlink(missing_ok=True)
 
     def rows_of(self, table: str, count: int) -> Rows:
-        """The rows of a table that was published. Of one behind a URL the copy here is kept as long as these are."""
+        """Return the rows of a published table. The local copy of a remote table lives as long as they do."""
         if self._folder is not None:
             return Rows(self._folder / table, count)
         rows = Rows(self.stage / table, count)
@@ -112,11 +112,11 @@ class Output:
 def write_result(
     summary: Comparison, output: Output, parts: Sequence[Path], *, table: TableForm, workbook: bool
 ) -> Result:
-    """Make every file from the answer and the rows of the ranks, put all in place, and return them as a result."""
+    """Make every file from the answer and the rows of the ranks, publish them, and return the result."""
     name = f"result.{table}"
     path = output.stage / name
     if table == "parquet" and len(parts) == 1 and parts[0].parent == path.parent:
-        parts[0].replace(path)  # the rows of one rank are the table: the same bytes, not written twice
+        parts[0].replace(path)  # one rank: its rows are the table
     else:
         with TableWriter(path, table) as writer:
             for part in parts:
@@ -139,12 +139,12 @@ def write_result(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8 with plain line ends, whatever the system prefers."""
+    """Write a text as UTF-8 with plain line ends on every system."""
     path.write_bytes(text.encode("utf-8"))
 
 
 def _stale_tables(output: Output, fresh: Sequence[str]) -> list[str]:
-    """Tables of an earlier comparison that this one does not replace; without its summary they may be anybody's."""
+    """Return tables of an earlier comparison to remove. Without its summary they may not be ours."""
     names = output.names()
     old = [name for name in _TABLES if name in names and name not in fresh]
     if not old or "summary.json" not in names:
@@ -157,7 +157,7 @@ def _stale_tables(output: Output, fresh: Sequence[str]) -> list[str]:
 
 
 def _line_of(summary: Comparison, path: Path) -> int | None:
-    """The line of the first divergence in the table, counted as an editor shows it as CSV: the header is line 1."""
+    """Return the line of the first divergence in the CSV. The header is line 1."""
     import pyarrow.compute as compute
 
     row = summary.divergence.row if summary.divergence else None

@@ -1,8 +1,8 @@
-"""Where the two runs are: a folder here, or behind a URL from which just what is needed is fetched.
+"""Opens the two runs: local folders, or URLs from which only the needed files are fetched.
 
-Of a run behind a URL the process that plans and gathers holds the index (manifest, ranks, calls, stacks); a task
-fetches the tensors of its own rank, and they are removed with it. Only names that a run has are fetched, so nothing is
-ever written outside the temporary folder. What is said of a run is the place that the user gave.
+For a remote run, the main process holds the index (manifest, ranks, calls, stacks). A task
+fetches the tensors of its rank and removes them at its end. Only names that a run has are fetched, so nothing is
+written outside the temporary folder. Messages name the run as the user did.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ Place = str | os.PathLike[str] | Run
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs: as the user named it, as a task finds it wherever it runs, and open."""
+    """One of the two runs: the user's name for it, its address for tasks, and the open run."""
 
     said: str
     address: str
     run: Run
     opened: Run | None = None
-    """The run with its own numbers of steps and ranks, if its values are on this machine."""
+    """The run with its own step and rank numbers, if its values are on this machine."""
 
     @property
     def data(self) -> str | None:
-        """Where a task finds the values of the run, when they are not where its layout has them."""
+        """The folder of the values, if it is not the one of the layout."""
         return None if self.run.data is None else str(self.run.data.absolute())
 
 
 @contextmanager
 def open_sides(baseline: Place, candidate: Place, settings: CompareSettings) -> Iterator[tuple[Side, Side]]:
-    """Both runs, open for planning and gathering; what was fetched for it is removed at the end."""
+    """Both runs, open for planning and gathering. Fetched files are removed at the end."""
     with ExitStack() as stack:
         sides = [stack.enter_context(_open_side(place, settings)) for place in (baseline, candidate)]
         yield sides[0], _as_partner(sides[1], sides[0])
 
 
 def _as_partner(candidate: Side, baseline: Side) -> Side:
-    """The candidate; where each side is one rank that the user has chosen, by the number of the baseline's.
+    """Return the candidate. If the user chose one rank on each side, it gets the number of the baseline's rank.
 
     Where each is moreover one step of it, the steps meet whatever their numbers are.
     """
@@ -92,12 +92,12 @@ def _open_side(place: Place, settings: CompareSettings) -> Iterator[Side]:
 
 
 OpenRuns = dict[tuple[str, str | None], Run]
-"""Runs on this machine that are open, by address and folder of values."""
+"""Open local runs, by address and folder of values."""
 
 
 @contextmanager
 def runs_of(task: RankTask, opened: OpenRuns) -> Iterator[tuple[Run, Run]]:
-    """Both runs of a task. One on this machine is opened once and kept in `opened`; behind a URL, its rank is fetched."""
+    """Return both runs of a task. A local run is opened once and kept in `opened`; of a remote one, the rank is fetched."""
     with ExitStack() as stack:
         here = []
         for at, (place, data, rank) in enumerate(
@@ -120,14 +120,14 @@ def runs_of(task: RankTask, opened: OpenRuns) -> Iterator[tuple[Run, Run]]:
 
 
 def _one_rank(run: Run, rank: int, steps: Sequence[int]) -> Run:
-    """The run with one of its ranks alone; what is read of it (its index, its stacks) is freed with it."""
+    """Return the run with only one of its ranks. Its index and stacks are freed with it."""
     parts = {rank: run.parts[rank]} if rank in run.parts else {}
     segments = {(step, rank): copy(run.segment(step, rank)) for step in steps}
     return Run(run.path, run.manifest, parts, segments, data=run.data, one_rank=run.one_rank)
 
 
 def _fetch_index(source: RemoteFolder, folder: Path, settings: CompareSettings) -> None:
-    """The small files of a run, and a folder for each step and rank, so that the copy holds as many of them."""
+    """Fetch the small files of a run, and make a folder for each step and rank."""
     names = _names_of_run(source)
     wanted = ["manifest.json", *(name for name in names if _RANK_FILE.fullmatch(name))]
     steps, ranks = settings.wanted_steps, settings.wanted_ranks
@@ -141,7 +141,7 @@ def _fetch_index(source: RemoteFolder, folder: Path, settings: CompareSettings) 
 
 
 def _fetch_rank(source: RemoteFolder, folder: Path, rank: int, steps: Sequence[int]) -> None:
-    """Everything of one rank in these steps."""
+    """Return all files of one rank in these steps."""
     names = _names_of_run(source)
     wanted = ["manifest.json"]
     for name in names:
@@ -169,7 +169,7 @@ def _temporary() -> Iterator[Path]:
 
 @contextmanager
 def _spoken_of(folder: Path, url: str) -> Iterator[None]:
-    """An error that names the temporary copy names the URL instead."""
+    """Name the URL instead of the temporary copy in errors."""
     try:
         yield
     except TensorprobeError as error:

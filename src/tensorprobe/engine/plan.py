@@ -1,6 +1,6 @@
-"""Which step and rank of one run meets which of the other: the tasks of a comparison, made before anything is read.
+"""Pairs the steps and ranks of two runs into the tasks of a comparison, before any tensor is read.
 
-Steps and ranks are paired by number. What only one run has is not compared; it is counted and said.
+Steps and ranks are paired by number. Those of only one run are not compared, but counted and reported.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tensorprobe.record.run import ranges
 
 @dataclass
 class Plan:
-    """The tasks, and what is left out of them."""
+    """The tasks, and what they leave out."""
 
     tasks: list[RankTask]
     policy: str
     steps: list[int]
     skipped: dict[str, int] = field(default_factory=dict)
-    """Reason → calls that are not compared."""
+    """Reason → number of calls that are not compared."""
     notes: list[str] = field(default_factory=list)
 
     def tasks_with_rows_in(self, folder: Path) -> list[RankTask]:
-        """The tasks, each with a file of its own there for its rows."""
+        """Return the tasks, each with its own file for rows in that folder."""
         return [
             msgspec.structs.replace(task, rows_file=str((folder / f"rows-rank{task.rank}.parquet").absolute()))
             for task in self.tasks
@@ -41,7 +41,7 @@ class Plan:
 
 
 def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
-    """A task for each rank that both runs have; CannotCompare when there is none."""
+    """Return a task for each rank of both runs. Raises CannotCompare if there is none."""
     policy, map_text = settings.load_policy(), settings.read_map()
     check_policy(policy)
     runs, steps, ranks = (sides[0].run, sides[1].run), settings.wanted_steps, settings.wanted_ranks
@@ -85,7 +85,7 @@ def _wanted(key: tuple[int, int], steps: Sequence[int] | None, ranks: Sequence[i
 
 
 def _demand_asked(runs: tuple[Run, Run], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> None:
-    """A step or rank that was asked for and that no run has is a mistake, not an empty wish."""
+    """Raise CannotCompare for a requested step or rank that neither run has."""
     for kind, asked, held in (
         ("step", steps, [run.steps for run in runs]),
         ("rank", ranks, [run.ranks for run in runs]),
@@ -99,7 +99,7 @@ def _demand_asked(runs: tuple[Run, Run], steps: Sequence[int] | None, ranks: Seq
 
 
 def _leave_out(plan: Plan, name: str, run: Run, only: set[tuple[int, int]], common: set[tuple[int, int]]) -> None:
-    """Count the calls of steps and ranks that the other run does not have."""
+    """Count the calls of steps and ranks that the other run lacks."""
     ranks = {rank for _, rank in common}
     for kind, keys in (
         ("rank", sorted(key for key in only if key[1] not in ranks)),

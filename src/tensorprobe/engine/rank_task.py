@@ -1,7 +1,7 @@
-"""One rank of a comparison: all its steps, in order. The unit of work that can run anywhere.
+"""Compares one rank: all its steps, in order. This is the unit of work.
 
-In: a `RankTask`, plain data. Out: a `RankResult`, plain data, and, when asked for, the rows in a file or in memory. Depends on
-nothing but the two runs: the same task gives the same result in a thread, a process or on another machine.
+Takes a `RankTask` and returns a `RankResult`, both plain data; on request, rows go to a file or memory. It depends
+only on the two runs: the same task gives the same result in a thread, a process or on another machine.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Progress = Callable[[int], None]
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compare: one rank of both runs, and how."""
+    """One rank of both runs, and how to compare it."""
 
     baseline: str
     candidate: str
     baseline_data: str | None = None
     candidate_data: str | None = None
-    """Where the values of a run are, when they are not where its layout has them."""
+    """The folder of the values of a run, if it is not the one of its layout."""
     rank: int
     candidate_rank: int
     steps: list[tuple[int, int]]
@@ -48,11 +48,11 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     prove: Prove = "off"
     rows_file: str | None = None
-    """Where to write the rows, as Parquet."""
+    """The Parquet file for the rows."""
 
 
 class RankResult(msgspec.Struct, kw_only=True):
-    """What became of it."""
+    """The result of a task."""
 
     rank: int
     answers: list[StepAnswer]
@@ -60,11 +60,11 @@ class RankResult(msgspec.Struct, kw_only=True):
     findings: list[Finding]
     findings_total: int
     calls: tuple[int, int] = (0, 0)
-    """How many calls of each run were looked at."""
+    """The number of calls read from each run."""
     unused_map: list[str] | None = None
-    """What the map names and no step has."""
+    """Names in the map that no step has."""
     coarse: bool = False
-    """Whether a step was aligned by a method that may miss pairs."""
+    """Whether a step was aligned approximately, so that pairs may be missing."""
     proving: Proving = msgspec.field(default_factory=Proving)
 
 

@@ -1,7 +1,7 @@
-"""Folders behind a URL: what fsspec can open. The only place that imports fsspec, and only when a URL was given.
+"""Remote folders: URLs that fsspec can open. Only this file imports fsspec, and only for a URL.
 
-In: a URL of a folder. Out: the names of the files below it, and copies of files here or there. Whatever fsspec and the
-packages behind it raise becomes an error of ours that names the URL.
+Lists the files below a URL and copies files in both directions. Exceptions of fsspec and the
+packages behind it become our errors, which name the URL.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LOCAL = ("file", "local")
 
 
 def is_url(place: str) -> bool:
-    """Whether this is a URL and not a path."""
+    """Return whether this is a URL and not a path."""
     return "://" in place
 
 
 def local_path(place: str | os.PathLike[str]) -> Path | None:
-    """The path on this machine, also of a `file://` URL; None when the place is behind another URL."""
+    """Return the local path, also of a `file://` URL; None for another URL."""
     text = os.fspath(place)
     if not is_url(text):
         return Path(text)
@@ -37,12 +37,12 @@ def local_path(place: str | os.PathLike[str]) -> Path | None:
 
 
 def is_in_memory(place: str) -> bool:
-    """Whether the place is in the memory of this process, where no other process sees it."""
+    """Return whether the URL is in the memory of this process, invisible to others."""
     return is_url(place) and place.partition("://")[0].split("::")[-1] == "memory"
 
 
 class RemoteFolder:
-    """A folder behind a URL. Names are relative to it, with `/` between their parts."""
+    """A remote folder. Names are relative to it, separated by `/`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -50,7 +50,7 @@ class RemoteFolder:
             from fsspec.core import url_to_fs
 
             self._files, root = url_to_fs(url)
-        except ImportError as error:  # fsspec itself, or the package behind the protocol: its message names the package
+        except ImportError as error:  # fsspec or the package of the protocol; the message names it
             raise SettingsError(f"{url!r} cannot be opened: {error}") from error
         except ValueError as error:
             raise SettingsError(
@@ -61,7 +61,7 @@ class RemoteFolder:
         self._root = str(root).rstrip("/")
 
     def names(self) -> list[str]:
-        """Every file below the folder, sorted; none when there is no such folder."""
+        """Return every file below the folder, sorted; empty if the folder does not exist."""
         with self._said("read"):
             self._files.invalidate_cache()
             found = self._files.find(self._root)
@@ -69,7 +69,7 @@ class RemoteFolder:
         return sorted(path[len(start) :] for path in map(str, found) if path.startswith(start))
 
     def get(self, wanted: Mapping[str, Path]) -> None:
-        """Copy files here: name → where to put it."""
+        """Download files: name → local path."""
         if not wanted:
             return
         for path in wanted.values():
@@ -78,7 +78,7 @@ class RemoteFolder:
             self._files.get(self._paths(wanted), [str(path) for path in wanted.values()])
 
     def put(self, given: Mapping[str, Path]) -> None:
-        """Copy files there, in their order: name → where it is here."""
+        """Upload files in order: name → local path."""
         with self._said("written"):
             self._files.makedirs(self._root, exist_ok=True)
             for name, path in given.items():
@@ -95,7 +95,7 @@ class RemoteFolder:
 
     @contextmanager
     def _said(self, action: str) -> Iterator[None]:
-        """Each kind of storage has exceptions of its own; all of them say that the place cannot be used."""
+        """Turn the exceptions of any storage into a RunError."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The result of a comparison, for Python: the answer, and the rows behind it."""
+"""The result of a comparison in Python: the answer and its rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Rows(Sequence[Row]):
-    """The pairs of slots: a sequence of `Row`, held as columns; or on disk, when the comparison has an output folder."""
+    """The pairs of slots: a sequence of `Row`, in columns in memory, or on disk if there is an output folder."""
 
     def __init__(self, held: list[pa.RecordBatch] | Path | None, count: int) -> None:
         self._held = held
         self._count = count
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows as columns, a part at a time."""
+        """Yield the rows as columns, in batches."""
         if isinstance(self._held, Path):
             yield from read_table(self._held)
         elif self._held is not None:
@@ -32,7 +32,7 @@ class Rows(Sequence[Row]):
             raise LookupError("the rows of this comparison were not kept: pass out= or keep_rows=True")
 
     def table(self) -> pa.Table:
-        """All rows as one arrow table; `.to_pandas()` makes a data frame of it."""
+        """Return all rows as one Arrow table; `.to_pandas()` converts it."""
         import pyarrow as pa
 
         from tensorprobe.report.table import arrow_schema
@@ -64,7 +64,7 @@ class Rows(Sequence[Row]):
         raise IndexError(f"row {index}: the table on disk has become shorter")
 
     def _pick(self, wanted: range) -> list[Row]:
-        """Return the rows at these places, from one pass over the batches, which ends after the last of them."""
+        """Return the rows at these positions, in one pass over the batches up to the last of them."""
         rising = wanted if wanted.step > 0 else wanted[::-1]
         found: list[Row] = []
         start = 0
@@ -83,7 +83,7 @@ class Rows(Sequence[Row]):
 
 
 class Result(Answer):
-    """What `tensorprobe.compare` returns. `print(result)` shows what the command shows."""
+    """The result of `tensorprobe.compare`. `print(result)` shows what the command prints."""
 
     summary: Comparison
 
@@ -91,11 +91,11 @@ class Result(Answer):
         super().__init__(summary, table=table)
         self.rows = rows
         self.notices = list(notices)
-        """What a reader of the written files should know, and the files do not say."""
+        """Notes on the written files that are not in them."""
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the runs part ways; None when they agree."""
+        """The first divergence; None if the runs agree."""
         return self.summary.divergence
 
     @property

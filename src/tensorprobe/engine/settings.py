@@ -56,7 +56,7 @@ class CompareSettings(Settings):
     workbook: bool = setting(False, "Also write result.xlsx.", flag)
 
     def check_together(self) -> None:
-        """A Ray cluster has an address and decides about processes itself."""
+        """Only a Ray cluster has an address, and it manages its own processes."""
         if self.engine == "local" and self.address is not None:
             raise SettingsError(
                 f"address {self.address!r} is the address of a Ray cluster: it needs engine 'ray' (--engine ray)."
@@ -69,29 +69,29 @@ class CompareSettings(Settings):
 
     @property
     def wanted_steps(self) -> tuple[int, ...] | None:
-        """The steps that were asked for; None for all."""
+        """The requested steps; None for all."""
         chosen: tuple[int, ...] | None = self.steps
         return chosen
 
     @property
     def wanted_ranks(self) -> tuple[int, ...] | None:
-        """The ranks that were asked for; None for all."""
+        """The requested ranks; None for all."""
         chosen: tuple[int, ...] | None = self.ranks
         return chosen
 
     @property
     def leaves_process(self) -> bool:
-        """Whether tasks run in other processes than this one."""
+        """Whether tasks run in other processes."""
         return self.engine == "ray" or self.jobs > 1
 
     def load_policy(self) -> Policy:
-        """Return the rules behind the policy's name."""
+        """Return the rules of the policy."""
         from tensorprobe.judge import Policy, load_policy
 
         return self.policy if isinstance(self.policy, Policy) else load_policy(self.policy)
 
     def read_map(self) -> str | None:
-        """Return the text of the map. It is checked here, so that a mistake in it is found before anything is read."""
+        """Return the text of the map, checked before anything else is read."""
         if self.map is None:
             return None
         from tensorprobe.pairing.mapping import read_map_text
@@ -99,7 +99,7 @@ class CompareSettings(Settings):
         return read_map_text(self.map)
 
     def threads_for(self, tasks: int) -> int:
-        """Return the threads of each of so many tasks: the tasks that run at once share the processors of this machine."""
+        """Return the threads of each task: concurrent tasks share the processors of this machine."""
         if self.threads is not None:
             return self.threads
         return 1 if self.engine == "ray" else max(1, processors() // min(self.jobs, max(tasks, 1)))

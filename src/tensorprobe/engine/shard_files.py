@@ -1,4 +1,4 @@
-"""What a shard leaves in the output folder, and reading it back without trusting it.
+"""The files of a shard in the output folder, and reading them back without trusting them.
 
 `shard-i-of-n.json` says what was asked and what came out, `shard-i-of-n-rankR.parquet` holds the rows of a rank. Shards belong
 together when they were asked the same; a shard that is missing, damaged or of another comparison is CannotCompare with
@@ -30,7 +30,7 @@ SHARD_FILE = re.compile(r"shard-([1-9][0-9]{0,8})-of-([1-9][0-9]{0,8})\.json")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A run: as the user named it, where it is, and when it was recorded."""
+    """A run: the user's name for it, its address, and when it was recorded."""
 
     said: str
     address: str
@@ -38,7 +38,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked. Shards belong together when they were asked the same."""
+    """The question of a comparison. Shards with the same question belong together."""
 
     baseline: Origin
     candidate: Origin
@@ -69,7 +69,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def question_of(sides: tuple[Side, Side], plan: Plan, settings: CompareSettings) -> Question:
-    """What a comparison asks."""
+    """Return the question of a comparison."""
     task = plan.tasks[0]
     origins = [Origin(side.said, side.address, side.run.manifest.created) for side in sides]
     return Question(
@@ -90,7 +90,7 @@ def question_of(sides: tuple[Side, Side], plan: Plan, settings: CompareSettings)
 
 
 def plan_of(question: Question) -> Plan:
-    """The plan of the whole comparison, as it was made for each shard."""
+    """Return the plan of the whole comparison, as made for each shard."""
     tasks = [
         RankTask(
             baseline=question.baseline.address,
@@ -116,12 +116,12 @@ def plan_of(question: Question) -> Plan:
 
 
 def rows_name(number: int, of: int, rank: int) -> str:
-    """The name of the file with the rows of a rank."""
+    """Return the name of the file with the rows of a rank."""
     return f"shard-{number}-of-{of}-rank{rank}.parquet"
 
 
 def read_shards(output: Output) -> list[Shard]:
-    """All shards of the folder, in order; CannotCompare when one is missing, unreadable or of another comparison."""
+    """Return all shards of the folder, in order. Raises CannotCompare if one is missing, unreadable or of another comparison."""
     found = {
         match[0]: (int(match[1]), int(match[2])) for name in output.names() if (match := SHARD_FILE.fullmatch(name))
     }
@@ -186,7 +186,7 @@ def _shortly(value: Any) -> str:
 
 
 def read_parts(output: Output, names: dict[int, str], results: dict[int, RankResult]) -> list[Path]:
-    """The files with the rows, in the order of the ranks; each must hold as many as its shard says."""
+    """Return the files with the rows, in the order of the ranks. Each must hold as many rows as its shard says."""
     held = set(output.names())
     for name in names.values():
         if name not in held:

@@ -1,4 +1,4 @@
-"""A comparison in parts that know nothing of each other, for batch systems: `compare_shard` here and there, then `merge_shards`.
+"""A comparison in independent parts for batch systems: `compare_shard` for each, then `merge_shards`.
 
 Shard i of n takes the tasks i, i + n, i + 2n, … and leaves in the output folder `shard-i-of-n.json` (results as JSON, non-finite
 numbers as strings) and the rows of each rank beside it. Merging checks that all shards are there and answer the same
@@ -46,7 +46,7 @@ _SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True)
 class ShardDone:
-    """What one shard did, and what is still to be done before they can be merged."""
+    """What one shard did, and which shards are still missing before the merge."""
 
     number: int
     of: int
@@ -58,7 +58,7 @@ class ShardDone:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`2/8` as (2, 8)."""
+    """Return `2/8` as (2, 8)."""
     match = _SHARD.fullmatch(text.strip())
     if match is None or int(match[1]) > int(match[2]):
         raise SettingsError(f"shard is {text!r}; it must be i/n with i from 1 to n: the second of eight is 2/8.")
@@ -74,7 +74,7 @@ def compare_shard(
     progress: Progress | None = None,
     **settings: Any,
 ) -> ShardDone:
-    """Do one part of a comparison; the settings are those of `compare`. `merge_shards(out)` gives the answer later."""
+    """Do one part of a comparison, with the settings of `compare`. `merge_shards(out)` returns the answer later."""
     started = time.monotonic()
     number, of = parse_shard(shard)
     checked = CompareSettings.of(**settings)
@@ -97,7 +97,7 @@ def compare_shard(
         )
         text = encode(held)
         write_text(output.stage / name, text + "\n")
-        # The description goes first and comes last: at no time does it stand beside rows of another time.
+        # Remove the description first and write it last, so that it never stands beside rows of another comparison.
         output.remove(entry for entry in output.names() if entry == name)
         output.publish([*(Path(task.rows_file).name for task in tasks if task.rows_file), name])
         there = {
@@ -115,7 +115,7 @@ def compare_shard(
 
 
 def merge_shards(folder: str | os.PathLike[str]) -> Result:
-    """The result of a comparison whose shards are all in the folder; its files are written there, the parts removed."""
+    """Return the result of a comparison whose shards are all in the folder. Its files replace the parts."""
     started = time.monotonic()
     with Output(folder, create=False) as output:
         shards = read_shards(output)
@@ -140,7 +140,7 @@ def merge_shards(folder: str | os.PathLike[str]) -> Result:
 
 
 def _demand_same_runs(found: Sequence[Side], question: Question) -> tuple[Side, Side]:
-    """The runs, called as the shards call them; they must be those that the shards have read."""
+    """Open the runs by the names in the shards. They must be those that the shards read."""
     sides = []
     for side, origin in zip(found, (question.baseline, question.candidate), strict=True):
         if side.run.manifest.created != origin.created:

@@ -1,4 +1,4 @@
-"""Run the tasks of a comparison: in this process, in processes of this machine, or on a cluster. The results are the same.
+"""Runs the tasks of a comparison in this process, in local processes, or on a cluster, with the same results.
 
 A task and its result travel as MessagePack, its rows as an Arrow stream inside the result.
 """
@@ -64,7 +64,9 @@ def run_tasks(
             Job(target=_TARGET), parcels, jobs=settings.jobs, take=collected.take, died=died, progress=progress
         )
     except StartFailed as failed:
-        raise CannotCompare(f"a process could not start: it {failed}\n  --jobs 1 compares in this process.") from failed
+        raise CannotCompare(
+            f"a process could not start: it {failed}\n  Compare in this process with --jobs 1."
+        ) from failed
     return collected.in_order()
 
 
@@ -116,7 +118,7 @@ def _run_task(
 
 
 def as_refusal(error: OSError) -> CannotCompare | None:
-    """A full disk and the like as an error of the user; None for everything else."""
+    """Return a full disk and the like as a user's error; None for everything else."""
     if isinstance(error, TensorprobeError) or error.errno not in _REFUSALS:
         return None
     return CannotCompare(f"the result cannot be written: {error}.\n  Pass another output folder (-o).")
@@ -136,7 +138,7 @@ class _Collected:
         file = self._tasks[number].rows_file
         if file is None:
             self._rows[number] = outcome.rows
-        elif self._write_files:  # processes of this machine write theirs themselves
+        elif self._write_files:  # local processes write their own
             with TableWriter(file, "parquet") as writer:
                 for batch in _unpack_rows(outcome.rows):
                     writer.write(batch)
@@ -152,7 +154,7 @@ class _Collected:
 class _Parcel(msgspec.Struct, frozen=True):
     task: RankTask
     rows: bool
-    """Whether the rows are part of the reply."""
+    """Whether the reply contains the rows."""
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -179,7 +181,7 @@ def answer_tasks(start: bytes, progress: Progress) -> Iterator[Answer]:
 
 
 class _PackedRows:
-    """Batches as one Arrow stream in memory, compressed: rows repeat themselves, a tenth of their size is usual."""
+    """Return batches as one compressed Arrow stream. Rows repeat, so it is usually a tenth of their size."""
 
     def __init__(self) -> None:
         import pyarrow as pa

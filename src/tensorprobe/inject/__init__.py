@@ -1,4 +1,4 @@
-"""Runs our code inside Python programs that know nothing of us, right after they import torch.
+"""Runs our code inside unmodified Python programs, right after they import torch.
 
 `environment` gives the variables to start such a program with: a folder with a `sitecustomize` comes first on its path,
 and each hook is a function `module:name` with a text to be handed to it. Hooks already in the environment are kept, so that
@@ -17,7 +17,7 @@ _SOURCE = Path(__file__).parents[2]
 
 
 def environment(hooks: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
-    """`base`, changed so that every Python process started with it runs the hooks after its first import of torch."""
+    """Return the environment `base` with hooks that every Python process runs after its first import of torch."""
     merged = {**json.loads(base.get(HOOKS_VARIABLE) or "{}"), **hooks}
     old_paths = [
         path for path in base.get("PYTHONPATH", "").split(":") if path and path not in (str(_SITE), str(_SOURCE))

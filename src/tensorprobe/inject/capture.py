@@ -1,4 +1,4 @@
-"""Starts a probe in a script that was not edited, when it first calls a module.
+"""Starts a probe in an unmodified script at its first module call.
 
 What a script computes while it builds its model is not recorded.
 """
@@ -16,12 +16,12 @@ from tensorprobe.taps.module_tap import before_first_module
 
 
 def begin(payload: str) -> None:
-    """Record as the JSON in `payload` says, from the first call of a module on."""
+    """Record from the first module call on, with the settings in the JSON `payload`."""
     before_first_module(partial(_start, json.loads(payload)))
 
 
 def _start(orders: dict[str, Any], module: nn.Module) -> None:
-    """Start the probe, unless the script captures by itself. Errors go to stderr, and training goes on."""
+    """Start the probe, unless the script captures itself. Errors go to stderr, and training continues."""
     from tensorprobe.errors import TensorprobeError
     from tensorprobe.taps.probe import Probe, active_probe
 

@@ -16,13 +16,13 @@ from tensorprobe.inject import HOOKS_VARIABLE
 
 
 def install() -> None:
-    """Begin to wait, if there is anything to wait for."""
+    """Start waiting, if there are hooks."""
     if os.environ.get(HOOKS_VARIABLE) and "torch" not in sys.modules:
         sys.meta_path.insert(0, _TorchFinder())
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch where everybody finds it, and has a word after it is loaded."""
+    """Finds torch as usual, and runs the hooks after it is loaded."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
         if fullname != "torch":
@@ -35,7 +35,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 class _ThenHooks(importlib.abc.Loader):
-    """Another loader, and then the hooks."""
+    """Wraps another loader, and runs the hooks after it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -54,7 +54,7 @@ class _ThenHooks(importlib.abc.Loader):
 
 
 def run_hooks(hooks: Any) -> None:
-    """Call each hook with its text. A hook that fails is reported; the program goes on."""
+    """Call each hook with its text. If one fails, that is reported, and the program continues."""
     for target, payload in hooks:
         module, _, function = target.partition(":")
         try:

@@ -15,12 +15,12 @@ HOOK = "tensorprobe.inject.sim:begin"
 
 
 def payload(name: str, faults: Iterable[Fault], *, torch_npu: bool = False) -> str:
-    """The text that tells `begin` in another process what to do."""
+    """Return the text for `begin` in another process."""
     return json.dumps({"name": name, "torch_npu": torch_npu, "faults": [fault.as_dict() for fault in faults]})
 
 
 def begin(text: str) -> None:
-    """Enable the device and install the faults that `payload` wrote."""
+    """Enable the device and install the faults of `payload`."""
     settings: dict[str, Any] = json.loads(text)
     sim.enable(settings["name"], torch_npu=settings["torch_npu"])
     for fault in settings["faults"]:

@@ -1,4 +1,4 @@
-"""Python runs this at start-up when tensorprobe has started the process. It hands on to the sitecustomize it stands before."""
+"""Python runs this at start-up in processes that tensorprobe starts. It then runs the sitecustomize that it shadows."""
 
 import importlib.machinery
 import importlib.util
@@ -9,7 +9,7 @@ _HERE = str(Path(__file__).parent)
 
 
 def _run_the_next_one():
-    """Another sitecustomize on the path was there first: it must not notice us."""
+    """Run another sitecustomize on the path as if we were not there."""
     others = [path for path in sys.path if str(Path(path or ".").absolute()) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

@@ -68,7 +68,7 @@ def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
     try:
         run_in_processes(job, [msgspec.msgpack.encode(each) for each in calls], jobs=1, take=take, died=died)
     except StartFailed as error:
-        failed = f"no process could be started to replay it: {error}"
+        failed = f"no process could be started to replay it: it {error}"
     return [found.get(number) or Judgement("unknown", failed) for number in range(len(calls))]
 
 
