@@ -67,8 +67,8 @@ def test_the_files_are_those_of_the_older_tool(whole: tuple[Path, Run]) -> None:
     assert block["output"]["y"]["shape"] == [2, 6]
     parents = index(folder, file="construct.json")
     assert parents["Functional.linear.0.forward"] == "Module.block.up.Linear.forward.0"
-    assert parents["Module.block.Block.forward.0"] == "Module.Net.forward.0"
-    assert parents["Module.Net.forward.0"] is None
+    assert parents["Module.block.Block.forward.0"] is None
+    assert "Module.Net.forward.0" not in parents, "the modules in the model are dumped, not the model"
     stacks = {name: lines for held, lines in index(folder, file="stack.json").values() for name in held}
     assert stacks["Functional.gelu.0.forward"][0].endswith(', in forward, \n return {"y": F.gelu(self.up(x)) * scale}')
     assert {str(path.name) for path in values.iterdir()} == set(files_of(data))
@@ -107,7 +107,7 @@ def test_values_statistics_and_gradients_are_those_of_a_run(whole: tuple[Path, R
                 assert torch.equal(slot.tensor(), other.tensor()), slot
                 assert slot.grad == other.grad
                 compared += 1
-        assert len(names(native)) == len(names(whole[1]))
+        assert [name for name in names(native) if not name.startswith("Module.Net.")] == names(whole[1])
     assert compared > 100
 
 

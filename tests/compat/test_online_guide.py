@@ -394,7 +394,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tag": "a/b"}, "tag is 'a/b'; it becomes part of a folder's name"),
     (
         {"process_num": CORES},
-        f"process_num is {CORES}; it must be a whole number from 0 to {CORES // 4}, a quarter of the",
+        f"process_num is {CORES}; it must be a whole number from 0 to {max(1, CORES // 4)}, a quarter of the",
     ),
     ({"process_num": -1}, "process_num is -1"),
     ({"process_num": True}, "process_num is True"),

@@ -221,16 +221,16 @@ def parsed(ran: Run) -> Callable[[str], tuple[int, list[str]]]:
 def test_the_parser_calls_it_normal_when_the_numbers_are_that_large(parsed: Any) -> None:
     code, (softmax, product, total) = parsed("cpu")
     assert code == 0
-    assert softmax.startswith("Functional*softmax*3 forward: normal: ")
-    assert product.startswith("Tensor*mul*1 forward: normal: ") and "float32" in product
+    assert softmax.startswith("The Functional_softmax_3_forward overflow is a normal overflow. Functional*softmax*3 ")
+    assert product.startswith("The Tensor_mul_1_forward overflow is a normal overflow. ") and "float32" in product
     assert total == "2 APIs on cpu: 2 normal, 0 abnormal, 0 unknown, 0 finite"
 
 
 def test_the_parser_calls_it_abnormal_when_only_the_device_overflows(parsed: Any) -> None:
     code, (softmax, product, total) = parsed("npu")
     assert code == 1
-    assert softmax.startswith("Functional*softmax*3 forward: normal: ")
-    assert product.startswith("Torch*cumsum*0 forward: abnormal: ")
+    assert softmax.startswith("The Functional_softmax_3_forward overflow is a normal overflow. Functional*softmax*3 ")
+    assert product.startswith("The Torch_cumsum_0_forward overflow is an abnormal overflow. ")
     assert total == "2 APIs on npu: 1 normal, 1 abnormal, 0 unknown, 0 finite"
 
 
@@ -242,7 +242,7 @@ def test_the_parser_takes_backward_overflows_too(ran: Run, device: str, capsys: 
     (found,) = check_overflow(forward, backward, device="cpu")
     assert (found.call, found.direction, found.verdict) == ("Functional.conv2d.1.backward", "backward", "normal")
     assert main(["-forward", str(forward), "-backward", str(backward)]) == 0
-    assert capsys.readouterr().out.startswith("Functional*conv2d*1 backward: normal: ")
+    assert capsys.readouterr().out.startswith("The Functional_conv2d_1_backward overflow is a normal overflow. ")
     assert main(["-forward", str(forward)]) == 0
     assert "Functional*conv2d*1 forward: finite: it does not overflow on cpu" in capsys.readouterr().out
 

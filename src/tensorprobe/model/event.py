@@ -56,3 +56,5 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     args: ArgumentTree = None
     kwargs: ArgumentTree = None
     slots: list[SlotEvent] = []
+    returned: int = 0
+    """How many results there were, None among them, if more than one and the sink's rules ask for what is not a tensor."""

@@ -25,6 +25,8 @@ class CallRules(msgspec.Struct, frozen=True):
     """How calls are named, numbered and chosen, where that differs from our own way.
 
     - `operators`: `x + y` is `Tensor.__add__`, not `Tensor.add`.
+    - `only_given`: arguments that the program left to their defaults are not recorded.
+    - `inner`: calls that a torch function written in Python makes are recorded and numbered too.
     - `listed`: only calls whose name contains one of these texts, and calls made inside them.
     - `excluded`: ops to leave out; ATen ops without their overload.
     - `numbers`: the first number of each op.
@@ -32,6 +34,8 @@ class CallRules(msgspec.Struct, frozen=True):
     """
 
     operators: bool = False
+    only_given: bool = False
+    inner: bool = True
     listed: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
     numbers: Mapping[str, int] = MappingProxyType({})

@@ -251,15 +251,58 @@ def why_not_replayed(op: str) -> str | None:
     return f"{refused[0]} {_REFUSED[refused[0]]}" if refused else None
 
 
-_WEIGHT_AND_BIAS = {"input.1": "weight", "input.2": "bias"}
-_AFTER_SHAPE = {"input.2": "weight", "input.3": "bias"}
-_ARGUMENTS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), _WEIGHT_AND_BIAS),
-    "embedding": {"input.1": "weight"},
-    **dict.fromkeys(("layer_norm", "group_norm", "rms_norm"), _AFTER_SHAPE),
-    "batch_norm": {"input.1": "running_mean", "input.2": "running_var", "input.3": "weight", "input.4": "bias"},
+_NORMALISED = "running_mean running_var weight bias"
+_REDUCED = "target weight size_average reduce reduction"
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    name: ("", *parameters.split())
+    for names, parameters in (
+        ("linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", "weight bias"),
+        ("layer_norm", "normalized_shape weight bias eps"),
+        ("rms_norm", "normalized_shape weight eps"),
+        ("group_norm", "num_groups weight bias eps"),
+        ("batch_norm", f"{_NORMALISED} training momentum eps"),
+        ("instance_norm", f"{_NORMALISED} use_input_stats momentum eps"),
+        ("embedding", "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
+        (
+            "embedding_bag",
+            "weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset "
+            "padding_idx",
+        ),
+        ("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout", "p training inplace"),
+        ("softmax log_softmax softmin", "dim _stacklevel dtype"),
+        ("relu relu6 silu mish selu hardswish hardsigmoid", "inplace"),
+        ("celu elu", "alpha inplace"),
+        ("leaky_relu", "negative_slope inplace"),
+        ("hardtanh", "min_val max_val inplace"),
+        ("binary_cross_entropy multilabel_soft_margin_loss", _REDUCED),
+        ("binary_cross_entropy_with_logits", f"{_REDUCED} pos_weight"),
+        ("cross_entropy nll_loss", "target weight size_average ignore_index reduce reduction label_smoothing"),
+        ("mse_loss l1_loss", "target size_average reduce reduction weight"),
+        ("smooth_l1_loss", "target size_average reduce reduction beta"),
+        ("huber_loss", "target reduction delta weight"),
+        ("kl_div", "target size_average reduce reduction log_target"),
+        ("multi_margin_loss", "target p margin weight size_average reduce reduction"),
+        ("max_pool1d max_pool2d max_pool3d", "kernel_size stride padding dilation ceil_mode return_indices"),
+        ("interpolate", "size scale_factor mode align_corners recompute_scale_factor antialias"),
+        ("pad", "pad mode value"),
+        (
+            "multi_head_attention_forward",
+            "key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p "
+            "out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight "
+            "q_proj_weight k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal",
+        ),
+    )
+    for name in names.split()
 }
-"""The short name of an op → the slot of a positional argument → its name."""
+"""The short name of an op → the names of its arguments by position. The first is the input of all of them."""
+
+
+def parameter_names(op: str) -> tuple[str, ...]:
+    """Return the names of the op's arguments by position, the first one empty; () when they are not known."""
+    return _PARAMETERS.get(op.rpartition(".")[2], ())
+
+
+_STATE = ("weight", "bias", "running_mean", "running_var")
 
 
 def argument_name(op: str, slot: str) -> str:
@@ -267,17 +310,16 @@ def argument_name(op: str, slot: str) -> str:
     for side in ("parameters.", "input.kwargs."):
         if slot.startswith(side):
             return slot.removeprefix(side)
-    return _ARGUMENTS.get(op.rpartition(".")[2], {}).get(slot, "")
-
-
-def has_named_positions(op: str) -> bool:
-    """Return whether the names of the op's positional arguments are known."""
-    return op.rpartition(".")[2] in _ARGUMENTS
+    names, position = parameter_names(op), slot.removeprefix("input.")
+    name = names[int(position)] if position.isdecimal() and int(position) < len(names) else ""
+    return name if name in _STATE else ""
 
 
 def positional_slot(op: str, slot: str) -> str:
-    """Return the slot of a tensor when it is passed by position, for one passed by keyword; unknown slots stay as they are."""
-    for position, name in _ARGUMENTS.get(op.rpartition(".")[2], {}).items():
-        if slot == f"input.kwargs.{name}":
-            return position
-    return slot
+    """Return the slot of a tensor, or of its gradient, as it is when the tensor is passed by position.
+
+    Unknown slots stay as they are.
+    """
+    side, _, name = slot.partition(".kwargs.")
+    names = parameter_names(op)
+    return f"{side}.{names.index(name)}" if name and name in names else slot

@@ -17,7 +17,7 @@ from tensorprobe.errors import RunDamaged
 from tensorprobe.model import Call, Slot
 from tensorprobe.model.comparison import FindingKind
 from tensorprobe.model.reason import Skipped
-from tensorprobe.ops import has_named_positions, positional_slot
+from tensorprobe.ops import parameter_names, positional_slot
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
@@ -136,7 +136,7 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
 
 def _positional_slot(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> list[tuple[Slot, Slot]]:
     """Return pairs of slots where one side passed the tensor by keyword and the other by position."""
-    if not has_named_positions(op):
+    if not parameter_names(op):
         return []
     places = {positional_slot(op, name): name for name in by_name}
     found = [
@@ -183,6 +183,15 @@ def _raised(baseline: str | None, candidate: str | None) -> str:
 def _argument_differences(baseline: Call, candidate: Call) -> Iterator[str]:
     """Yield where the arguments of two calls differ: `argument 1: 2 → 3`, `kwarg approximate: absent → 'none'`."""
     ours, theirs = _as_list(baseline.args) or [], _as_list(candidate.args) or []
+    names = parameter_names(baseline.op)
+    if names and isinstance(ours, list) and isinstance(theirs, list) and len(ours) != len(theirs):
+        # One side was given by keyword what the other was given by position.
+        left, right = _by_name(names, ours, baseline.kwargs), _by_name(names, theirs, candidate.kwargs)
+        for key in dict.fromkeys([*left, *right]):
+            a, b = left.get(key, _ABSENT), right.get(key, _ABSENT)
+            if not (isinstance(a, dict) and isinstance(b, dict) and "slot" in a and "slot" in b):
+                yield from _tree_differences(a, b, f"argument {key}")
+        return
     if isinstance(ours, list) and isinstance(theirs, list):
         for number, (one, other) in enumerate(zip_longest(ours, theirs, fillvalue=_ABSENT)):
             yield from _tree_differences(one, other, f"argument {number}")
@@ -191,6 +200,11 @@ def _argument_differences(baseline: Call, candidate: Call) -> Iterator[str]:
     named, others = _as_dict(baseline.kwargs), _as_dict(candidate.kwargs)
     for key in [*named, *(key for key in others if key not in named)]:
         yield from _tree_differences(named.get(key, _ABSENT), others.get(key, _ABSENT), f"kwarg {key}")
+
+
+def _by_name(names: tuple[str, ...], args: list[Any], kwargs: Any) -> dict[str, Any]:
+    named = {names[at] if at < len(names) and names[at] else str(at): tree for at, tree in enumerate(args)}
+    return named | _as_dict(kwargs)
 
 
 def _as_dict(kwargs: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tensorprobe.model import Level
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
-from tensorprobe.taps.operators import OPERATORS, spell_operator
+from tensorprobe.taps.operators import OPERATORS, as_given, spell_operator
 from tensorprobe.taps.override_free import COMPOSITES, ENGINES
 from tensorprobe.taps.plans import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
 from tensorprobe.taps.session import OpenCall, Session, ThreadState
@@ -52,6 +52,7 @@ class FunctionTap(TorchFunctionMode):
         self._run = handling.run
         self._idle = handling.idle
         self._names_operators = session.sink.needs.rules.operators
+        self._only_given = session.sink.needs.rules.only_given
         self._spelled: dict[str, FunctionPlan] = {}
         self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
         self.left_behind: Callable[[], None] = lambda: None
@@ -82,6 +83,8 @@ class FunctionTap(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._names_operators and plan.name in OPERATORS:
             plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1)))
+        if kwargs and plan.in_python:
+            args, kwargs = as_given(func, args, kwargs, sys._getframe(1), only_given=self._only_given)
         return self._run(func, plan, state, args, kwargs)
 
     def _make_plan(self, func: Any) -> FunctionPlan:
@@ -119,6 +122,7 @@ class Describing:
         self._plans = plans
         self._collectives = collectives
         self._record = record
+        self._inner = session.sink.needs.rules.inner
         self._alone = alone
         self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[Any]] | None = None
 
@@ -133,7 +137,7 @@ class Describing:
         try:
             if self._alone is not None and self._alone.is_due(call.event.name):
                 result = self._run_alone_too(self._alone, func, call, args, kwargs)
-            elif plan.is_leaf and self._record:
+            elif self._record and (plan.is_leaf or not self._inner):
                 result = func(*args, **kwargs)
             else:
                 result = self._inside(func, call, args, kwargs)
@@ -201,6 +205,7 @@ class Describing:
             with torch_names.no_overrides():
                 outputs: Tensors = []
                 flatten_result(result, outputs)
+                session.count_results(call, result)
                 if plan.mutates and not plan.returns_changed:
                     outputs += self._changed(plan, call, outputs)
                 if not outputs:

@@ -153,6 +153,7 @@ class ModuleTap:
                     return
                 outputs: Tensors = []
                 flatten_result(result, outputs)
+                session.count_results(call, result)
                 if call.wanted.forward:
                     if session.selection.outputs:
                         call.event.slots += session.sink.take(outputs)

@@ -47,9 +47,10 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     - `receives`: prefixes of the slots that the call only writes to. Their values before the call are of no interest.
     - `writes`: slots, or lists of slots when they end with a dot, that may change without a new version number.
     - `overwrites`: arguments that every call changes.
-    - `by_request`: functions of torch.nn.functional take `inplace`, by keyword or by position.
+    - `by_request`: the position of `inplace`, which functions of torch.nn.functional take; -1: there is none.
     - `is_view`: results and gradients hold only values of the inputs.
     - `is_special`: collectives, and functions made of others. They are described even for a sink that only looks.
+    - `in_python`: torch hands arguments to overrides by keyword, however the program passed them.
     """
 
     name: str
@@ -61,14 +62,16 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     writes: tuple[str, ...] = ()
     returns_changed: bool = False
     overwrites: tuple[Argument, ...] = ()
-    by_request: bool = False
+    by_request: int = -1
     is_view: bool = False
     is_special: bool = False
+    in_python: bool = False
 
     def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call is going to change, as far as its function and its arguments say."""
         arguments = self.overwrites
-        if self.by_request and (kwargs.get("inplace") or any(arg is True for arg in args)):
+        asked = kwargs.get("inplace") or (self.by_request < len(args) and args[self.by_request] is True)
+        if self.by_request >= 0 and asked:
             arguments = (0, "input")
         found: list[torch.Tensor] = []
         for argument in arguments:
@@ -118,10 +121,17 @@ def plan_function(func: Any) -> FunctionPlan:
         writes,
         in_place,
         overwrites,
-        canonical.startswith("Functional.") and not overwrites,
+        -1 if overwrites else _place_of_inplace(func),
         has(canonical, Trait.VIEW),
         distributed or not is_leaf,
+        getattr(func, "__code__", None) is not None,
     )
+
+
+def _place_of_inplace(func: Any) -> int:
+    code = getattr(func, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    return names.index("inplace") if "inplace" in names else -1
 
 
 def _overwritten_by(func: Any, writes: tuple[str, ...], mutates: bool) -> tuple[Argument, ...]:

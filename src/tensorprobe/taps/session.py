@@ -97,6 +97,7 @@ class Session:
         self.over = False
         """Whether the sink has ended it: no further step begins."""
         self._numbers_go_on = rules.numbers_go_on
+        self._only_given = rules.only_given
         self.step, self.era = 0, object()
         self.state = ThreadState()
         self.blind_spots: Counter[str] = Counter()
@@ -232,6 +233,11 @@ class Session:
         parent = state.calls[-1] if state.calls else None
         call = None if origin is None else origin.call
         return Event(name, level, path, parent, call, stack, state.ordinal or 0, repeat)
+
+    def count_results(self, call: OpenCall, result: Any) -> None:
+        """Note how many results a call has, where None counts as one."""
+        if self._only_given and isinstance(result, (tuple, list)):
+            call.event.returned = len(result)
 
     def emit(self, event: Event) -> None:
         """Hand a call that has ended to the sink."""

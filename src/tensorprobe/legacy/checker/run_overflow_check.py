@@ -20,6 +20,7 @@ from tensorprobe.legacy.checker.run_ut import find_device, set_jit_compile, spel
 from tensorprobe.legacy.layouts.checker_reader import open_checker_files
 from tensorprobe.model import Direction
 from tensorprobe.model.call import forward_name
+from tensorprobe.ops.names import underscored
 from tensorprobe.record import Run
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
@@ -29,6 +30,13 @@ Verdict = Literal["normal", "abnormal", "unknown", "finite"]
 """finite: the call does not overflow, here and with these inputs."""
 _LOST = "which may have been overwritten by the call itself"
 _DRAWN = " (with random values of the recorded range: its own were not recorded)"
+
+
+_SHIPPED = {
+    "normal": "The {} overflow is a normal overflow. ",
+    "abnormal": "The {} overflow is an abnormal overflow. ",
+}
+"""The sentence of the older tool, before our evidence."""
 
 
 class Checked(NamedTuple):
@@ -41,7 +49,8 @@ class Checked(NamedTuple):
 
     def __str__(self) -> str:
         named = f"{spell(self.call)} {self.direction}: " if self.call else ""
-        return f"{named}{self.verdict}: {self.reason}"
+        said = _SHIPPED.get(self.verdict, "").format(underscored(self.call)) if self.call else ""
+        return f"{said}{named}{self.verdict}: {self.reason}"
 
 
 def check_overflow(forward: Path, backward: Path | None = None, *, device: str | None = None) -> list[Checked]:
@@ -131,11 +140,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Say of each API that overflowed whether that is normal.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "-forward", "--forward_info_file", required=True, metavar="FILE", help="forward_info_{pid}.json"
-    )
-    parser.add_argument("-backward", "--backward_info_file", metavar="FILE", help="backward_info_{pid}.json")
-    parser.add_argument("-jit_compile", "--jit_compile", action="store_true", help="compile operators on the NPU")
+    for side in ("forward", "backward"):
+        parser.add_argument(
+            f"-{side}",
+            f"--{side}_input_file",
+            f"--{side}_info_file",
+            dest=f"{side}_info_file",
+            required=side == "forward",
+            metavar="FILE",
+            help=f"{side}_info_{{pid}}.json",
+        )
+    parser.add_argument("-j", "-jit_compile", "--jit_compile", action="store_true", help="compile operators on the NPU")
     return parser
 
 

@@ -56,12 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save_error_data=given.save_error_data,
             error_data_path=given.error_data_path,
             jit_compile=given.jit_compile,
+            device_id=given.device,
         )
     except TensorprobeError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2
-    sys.stdout.write(f"{result}\n")
+    sys.stdout.write(f"{result}\n{_STANDARD}\n")
     return result.exit_code
+
+
+_STANDARD = (
+    "Judged by the standard of the older tool (seed). To judge each op by its own rounding:   "
+    "tensorprobe precheck forward_info_{pid}.json --standard noise-aware"
+)
 
 
 def run_ut(
@@ -72,15 +79,18 @@ def run_ut(
     save_error_data: bool = False,
     error_data_path: str | None = None,
     jit_compile: bool = False,
+    device_id: int = 0,
 ) -> PrecheckResult:
     """Check the calls of a dump and write the two tables. TensorprobeError for what the user can mend."""
-    if not out_path.is_dir():
-        raise SettingsError(f"--out_path is '{out_path}', which is no folder. Make it first: mkdir -p '{out_path}'")
+    try:
+        out_path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--out_path is '{out_path}', which cannot be made: {error.strerror}.") from None
     _write_unfinished(forward)
     run, in_this_process = _open(forward, backward)
-    device = find_device()
+    device = find_device(device_id)
     if jit_compile:
-        in_this_process |= set_jit_compile(device)
+        in_this_process |= set_jit_compile(device.partition(":")[0])
     errors = Path(error_data_path or msCheckerConfig.error_data_path, ERROR_FOLDER)
     with tempfile.TemporaryDirectory(prefix=".run_ut_", dir=out_path) if save_error_data else nullcontext() as scratch:
         result = precheck(
@@ -98,8 +108,11 @@ def run_ut(
     return PrecheckResult(summary, replays=replays)
 
 
-def find_device() -> str:
-    """npu where there is one, then cuda, then the CPU itself: its own dtypes are then checked against wider ones."""
+def find_device(number: int = 0) -> str:
+    """Return npu where there is one, then cuda, then the CPU itself, whose own dtypes are checked against wider ones.
+
+    SettingsError if the machine has no device with that number.
+    """
     import torch
 
     if importlib.util.find_spec("torch_npu") is not None:
@@ -107,24 +120,31 @@ def find_device() -> str:
     for name in ("npu", "cuda"):
         home: Any = getattr(torch, name, None)
         if home is not None and home.is_available():
-            return name
+            if not 0 <= number < home.device_count():
+                raise SettingsError(f"--device is {number}; this machine has {home.device_count()} {name} devices.")
+            return f"{name}:{number}" if number else name
     return "cpu"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="run_ut.py", description="Check each recorded API alone.", allow_abbrev=False)
-    parser.add_argument(
-        "-forward", "--forward_info_file", required=True, metavar="FILE", help="forward_info_{pid}.json"
-    )
-    parser.add_argument(
-        "-backward", "--backward_info_file", required=True, metavar="FILE", help="backward_info_{pid}.json"
-    )
+    for side in ("forward", "backward"):
+        parser.add_argument(
+            f"-{side}",
+            f"--{side}_input_file",
+            f"--{side}_info_file",
+            dest=f"{side}_info_file",
+            required=True,
+            metavar="FILE",
+            help=f"{side}_info_{{pid}}.json",
+        )
     parser.add_argument("-o", "--out_path", default="./", metavar="FOLDER", help="where the two tables go (./)")
     parser.add_argument(
         "-save_error_data", action="store_true", help=f"save inputs and outputs of failing APIs in ./{ERROR_FOLDER}"
     )
     parser.add_argument("--error_data_path", metavar="FOLDER", help=f"where {ERROR_FOLDER} goes (./)")
-    parser.add_argument("-jit_compile", "--jit_compile", action="store_true", help="compile operators on the NPU")
+    parser.add_argument("-j", "-jit_compile", "--jit_compile", action="store_true", help="compile operators on the NPU")
+    parser.add_argument("-d", "--device", type=int, default=0, metavar="ID", help="number of the device (0)")
     return parser
 
 

@@ -124,7 +124,9 @@ def forward_entry(event: Event, tensors: Tensors, parts: tuple[str, ...]) -> dic
         if event.level.is_module:
             entry["parameters"] = _below(tensors, "parameters")
     if "forward.output" in parts and event.raised is None:
-        entry["output"] = _side(tensors, "output")
+        output = _side(tensors, "output")
+        lacking = event.returned - len(output) if isinstance(output, list) else 0
+        entry["output"] = output + [None] * lacking if lacking > 0 else output
     return entry
 
 

@@ -96,6 +96,8 @@ class MsprobeFiles(DumpFiles):
         gradients = f"{op}.parameters_grad.{number}"
         tensors: Tensors = {}
         for slot, stored in slots:
+            if slot.name.startswith("output.changed"):
+                continue  # an argument that the call has changed: msprobe has no place for it
             of_gradient = direction == "backward" and slot.name.startswith("parameters.")
             side = "output" if of_gradient else slot.name.partition(".")[0].replace("parameters", "input")
             if f"{direction}.{side}" in target.parts:

@@ -121,6 +121,33 @@ def _prepare_msprobe(target: MsprobeTarget) -> int:
     return lock
 
 
+_FILES = ("dump.json", "debug.json", "stack.json", "construct.json", MSPROBE_VALUES)
+
+
+def remove_ended(folder: Path) -> None:
+    """Remove the dumps that earlier processes left beside `folder`, which has the name `proc{pid}`.
+
+    A dump whose process is alive stays, and so does a folder with files of another kind.
+    """
+    for other in folder.parent.glob("proc[0-9]*"):
+        number = other.name.removeprefix("proc")
+        if other == folder or not number.isdecimal() or other.is_symlink() or _is_alive(int(number)):
+            continue
+        if {entry.name for entry in other.iterdir()} <= {*_FILES}:
+            _remove_arrays(other / MSPROBE_VALUES)
+            shutil.rmtree(other)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _hold(pkl: Path) -> int:
     """Create the file if it is missing and lock it. An existing file is kept: the lock is on the file, not on its name."""
     if pkl.is_symlink():

@@ -262,6 +262,7 @@ _SECTIONS: dict[str, Any] = {
         "summary_mode": _one_of("statistics", "md5"),
         "file_format": _one_of("pt", "npy"),
         "bench_path": _refused,
+        "backward_input": _refused,
         **dict.fromkeys(_ONLINE, _refused),
     },
     "structure": _CALLS,

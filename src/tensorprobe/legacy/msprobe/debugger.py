@@ -20,7 +20,7 @@ import torch
 
 from tensorprobe.errors import SettingsError, TensorprobeError
 from tensorprobe.legacy.layouts.dump_sink import DumpSink
-from tensorprobe.legacy.layouts.targets import MsprobeTarget
+from tensorprobe.legacy.layouts.targets import MsprobeTarget, remove_ended
 from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.legacy.msprobe.config import DumpConfig, make_target, read_config
 from tensorprobe.legacy.msprobe.overflow import start_overflow
@@ -28,7 +28,7 @@ from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
 from tensorprobe.model import Coverage
 from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.taps import Probe, active_probe, seed_all
-from tensorprobe.taps.module_names import class_name
+from tensorprobe.taps.module_names import class_name, inner_module
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.taps.step_taps import LoaderTap
 
@@ -312,6 +312,8 @@ def begin(
     if config.task == "overflow_check":
         numbers = None if before is None else before.numbers
         return start_overflow(config, folder, model=model, rank=rank, numbers=numbers)
+    if before is None and folder.name.startswith("proc"):
+        remove_ended(folder)
     target = make_target(config, folder, continued=before is not None)
     settings: dict[str, Any] = {"level": _LEVELS[config.level], "stacks": config.extra_info}
     if only is not None:
@@ -324,8 +326,10 @@ def begin(
     sides = tuple(dict.fromkeys(part.split(".")[1] for part in config.parts))
     rules = CallRules(
         operators=True,
+        only_given=True,
+        inner=False,
         listed=config.list if only is None and config.level != "L2" else (),
-        excluded=config.excluded,
+        excluded=config.excluded | _own_name(model) if only is None else config.excluded,
         numbers={} if before is None else before.numbers,
     )
     probe = Probe(
@@ -340,6 +344,15 @@ def begin(
         **settings,
     )
     return probe.start()
+
+
+def _own_name(model: Any) -> set[str]:
+    """Return the name of a model's own calls, which msprobe does not dump: it dumps the modules in the model."""
+    if not isinstance(model, torch.nn.Module):
+        return set()
+    while (inner := inner_module(model)) is not None:
+        model = inner
+    return {f"Module.{class_name(model)}"}
 
 
 def _needs_bytes(target: MsprobeTarget) -> bool:

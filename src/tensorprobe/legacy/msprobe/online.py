@@ -146,11 +146,11 @@ def _read_tag(tag: Any) -> str | None:
 
 def _read_number(process_num: Any) -> int:
     cores = os.cpu_count() or 1
-    most = cores // 4
+    most = max(1, cores // 4)
     if isinstance(process_num, bool) or not isinstance(process_num, int) or not 0 <= process_num <= most:
         raise SettingsError(
             f"process_num is {process_num!r}; it must be a whole number from 0 to {most}, a quarter of the {cores} "
-            "cores of this machine. 0 compares in the thread of the training."
+            "cores of this machine and at least 1. 0 compares in the thread of the training."
         )
     return process_num
 

@@ -23,6 +23,7 @@ from tensorprobe.legacy.layouts.targets import PtdbgTarget
 from tensorprobe.legacy.ptdbg import acl, logger, speak
 from tensorprobe.legacy.ptdbg.overflow import Order as OverflowOrder
 from tensorprobe.legacy.ptdbg.overflow import OverflowCheck, read_count
+from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.ops.names import FAMILIES, CallName, canonical_call_name, canonical_op, parse_call_name, underscored
 from tensorprobe.taps import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank_of
@@ -301,7 +302,7 @@ def _begin(target: Target, order: Order) -> None:
         pkl,
         model=target.model,
         rank=target.rank,
-        sink=DumpSink(pkl, wanted),
+        sink=DumpSink(pkl, wanted, needs=Needs(rules=CallRules(only_given=True, inner=False))),
         mode="structure" if stack_only else "tensor",
         stacks=wanted.stacks,
         names=order.names if order.mode == "list" else (),

@@ -244,7 +244,7 @@ class OverflowLooker(LookingSink):
 
     def skip(self, plan: FunctionPlan, args: Any) -> bool:
         """Return whether a call outside of modules needs no check before it."""
-        if self._status is not None or plan.allocates or self._keep or plan.by_request:
+        if self._status is not None or plan.allocates or self._keep or plan.by_request >= 0:
             return False
         if not plan.overwrites:
             return True
@@ -273,7 +273,7 @@ class OverflowLooker(LookingSink):
         plan = call.plan
         if self._status is not None:
             self._status.clear()
-        if plan.overwrites or plan.by_request:
+        if plan.overwrites or plan.by_request >= 0:
             overwritten = plan.overwritten(args, kwargs)
             if overwritten:
                 call.found = [self._see_before(call, tensor, len(overwritten)) for tensor in overwritten]
