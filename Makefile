@@ -24,7 +24,7 @@ help: ## show this list
 demo: $(READY) ## train twice, once on a device with a planted fault, and find the first call that differs
 	@rm -rf $(DEMO)/result
 	@mkdir -p $(DEMO)
-	@echo "== 1. Record three training steps of a script that knows nothing of tensorprobe, on a simulated accelerator"
+	@echo "== 1. Record three training steps of a script that does not use tensorprobe, on a simulated accelerator"
 	$(BIN)/tensorprobe capture -o $(DEMO)/baseline --overwrite -- \
 		$(BIN)/tensorprobe sim -- $(BIN)/python examples/train_gpt.py --device npu > $(DEMO)/baseline.txt
 	@echo
@@ -32,7 +32,7 @@ demo: $(READY) ## train twice, once on a device with a planted fault, and find t
 	$(BIN)/tensorprobe capture -o $(DEMO)/candidate --overwrite -- \
 		$(BIN)/tensorprobe sim --fault softmax-tail -- $(BIN)/python examples/train_gpt.py --device npu > $(DEMO)/candidate.txt
 	@echo
-	@echo "== 3. The losses do not tell"
+	@echo "== 3. The losses hide the fault"
 	@paste -d ' ' $(DEMO)/baseline.txt $(DEMO)/candidate.txt | \
 		awk '{ printf "  step %s   baseline %.3f   candidate %.3f\n", $$2, $$4, $$8 }'
 	@echo

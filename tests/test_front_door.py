@@ -88,7 +88,7 @@ def test_overflow_takes_a_run_or_watches(tmp_path: Path) -> None:
     assert isinstance(tensorprobe.overflow(str(run), steps=0), OverflowResult)
     assert tensorprobe.overflow(tensorprobe.open_run(run)).to_dict() == found.to_dict()
     assert isinstance(tensorprobe.overflow(), OverflowWatch)
-    with pytest.raises(SettingsError, match="stop_after is for a watch"):
+    with pytest.raises(SettingsError, match="stop_after applies only to a running program"):
         tensorprobe.overflow(run, stop_after=1)  # type: ignore[call-overload]
 
 

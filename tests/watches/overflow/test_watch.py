@@ -92,7 +92,7 @@ def test_the_report_names_everything(folder: Path) -> None:
     assert first.inputs[0].producer == "Functional.linear.1.forward"
     assert first.chain == ["Functional.linear.1.forward", "Functional.relu.0.forward", "Functional.linear.0.forward"]
     assert 1 < first.inputs[0].margin < 1e10
-    assert first.before[-1].startswith("step 1 Functional.linear.1.forward in 2  up to ")
+    assert first.before[-1].startswith("step 1 Functional.linear.1.forward in module '2', max |x| ")
     assert first.spread[0] == "Tensor.exp.0.forward"
     assert (first.verdict, result.exit_code) == ("normal", 1)
     text = str(result)
@@ -159,7 +159,7 @@ def test_a_killed_process_leaves_its_finding_and_its_last_calls(tmp_path: Path) 
     assert not result.summary.closed
     last = result.summary.last_calls[0]
     assert len(last) == 64
-    assert last[-1] == "step 0 Tensor.div.199.forward  up to 200"
+    assert last[-1] == "step 0 Tensor.div.199.forward, max |x| 200"
     assert "rank 0 did not finish" in str(result)
 
 

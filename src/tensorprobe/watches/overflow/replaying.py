@@ -150,7 +150,7 @@ def _judge(call: Call, mine: Tensors, theirs: Tensors, wide: Tensors, precision:
                 why = f"{dtype} overflows on the CPU too; {precision} reaches {largest:.4g}"
             return Judgement("normal", why, True)
         what = "NaN" if largest is not None and largest != largest else "inf"
-        return Judgement("normal", f"{slot}: {precision} gives {what} too: not a device fault", True)
+        return Judgement("normal", f"{precision} gives {what} in {slot} too: not a device fault", True)
     raise AssertionError("unreachable: troubled is not empty")
 
 

@@ -89,7 +89,7 @@ def _lines(raw: bytes, names: list[str]) -> list[str]:
     for _, greatest, step, number, op, module, backward in sorted(rows, key=lambda row: row[0]):
         if op >= len(names) or module >= len(names):
             continue
-        inside = f" in {names[module]}" if names[module] else ""
-        reach = f"  up to {greatest:.3g}" if greatest else ""
+        inside = f" in module '{names[module]}'" if names[module] else ""
+        reach = f", max |x| {greatest:.3g}" if greatest else ""
         found.append(f"step {step} {names[op]}.{number}.{'backward' if backward else 'forward'}{inside}{reach}")
     return found
