@@ -119,5 +119,7 @@ def overflow(
 
     for name, declared in OverflowSettings.declared().items():
         if name not in SEARCH and given[name] != declared.default:
-            raise SettingsError(f"{name} applies only to a running program; for a recorded run use {', '.join(SEARCH)}.")
+            raise SettingsError(
+                f"{name} applies only to a running program; for a recorded run use {', '.join(SEARCH)}."
+            )
     return find_overflow(target, **{name: given[name] for name in SEARCH})
