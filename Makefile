@@ -16,7 +16,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: test-torch help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect sweep wheel sanitize clean
+.PHONY: test-torch help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect identical sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ bench-msprobe: $(READY) ## measure dump and compare by msprobe's names beside th
 
 detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
 	$(BIN)/python -m bench.compare.detection $(ARGS)
+
+identical: $(READY) ## execute 35 programs twice at every level, and compare each with itself
+	$(BIN)/python -m bench.identical $(ARGS)
 
 sweep: $(READY) ## compare the simulated device with the CPU over torch's operator database
 	$(BIN)/python -m bench.sim $(ARGS)

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+import torch.multiprocessing.reductions
 import torch.overrides
 import torch.utils._python_dispatch
 import torch.utils.backend_registration
@@ -294,6 +295,15 @@ setup_python_backend: Any = need(
     before="nothing: sim.enable refuses",
     instead=None,
 )
+
+
+StorageWeakRef: Any = need("multiprocessing.reductions.StorageWeakRef")
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage, of the local part where it is distributed. RuntimeError when it has none."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return int(getattr(tensor, "elem", tensor).untyped_storage()._cdata)
 
 
 def replace_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -63,6 +63,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     offset: int | None = None
     nbytes: int = 0
     skipped: str | None = None
+    written: tuple[tuple[int, int], ...] | None = None
 
     @property
     def side(self) -> Side:

@@ -39,6 +39,7 @@ class SlotEvent(msgspec.Struct, omit_defaults=True, gc=False):
     nbytes: int | None = None
     offset: int | None = None
     skipped: str | None = None
+    written: tuple[tuple[int, int], ...] | None = None
 
 
 class Event(msgspec.Struct, omit_defaults=True, gc=False):

@@ -181,6 +181,11 @@ class StoredSlot:
         return self.model.skipped
 
     @property
+    def written(self) -> tuple[tuple[int, int], ...] | None:
+        """Where elements were written, if the memory was not initialised and is written in part; the others are zero here."""
+        return self.model.written
+
+    @property
     def side(self) -> Side:
         return self.model.side
 

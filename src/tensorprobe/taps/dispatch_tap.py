@@ -12,6 +12,7 @@ from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.errors import TrainingStopped
 from tensorprobe.model.event import Event
 from tensorprobe.model.sink import SecondSink
+from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_aten
 from tensorprobe.taps.session import NODE_KEY, Origin, Session
 
@@ -21,9 +22,10 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 class DispatchTap(torch_names.DispatchMode):
     """Makes an event of each ATen call; or asks the sink before and after each, if it needs a second execution."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, collectives: Collectives) -> None:
         super().__init__()
         self._session = session
+        self._collectives = collectives
         self._plans: dict[Any, AtenPlan] = {}
         sink = session.sink
         self._second = sink if sink.needs.second and isinstance(sink, SecondSink) else None
@@ -58,6 +60,7 @@ class DispatchTap(torch_names.DispatchMode):
         except BaseException as error:
             self._after(plan, event, [], None, raised=type(error).__name__)
             raise
+        self._follow(func, plan, inputs, args, kwargs, result)
         self._after(plan, event, inputs, result)
         return result
 
@@ -85,11 +88,31 @@ class DispatchTap(torch_names.DispatchMode):
                 inputs: Tensors = []
                 event.args, event.kwargs = flatten_arguments(args, kwargs, inputs)
                 if session.selection.inputs:
-                    event.slots = session.sink.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
+                    event.slots = session.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
                 return event, inputs
         except Exception as error:
             session.tool_failed(name, error)
             return None
+        finally:
+            session.state.busy = False
+
+    def _follow(self, func: Any, plan: AtenPlan, inputs: Tensors, args: Any, kwargs: Any, result: Any) -> None:
+        """Keep track of memory that nobody has written."""
+        session = self._session
+        unwritten = session.unwritten
+        if not (plan.allocates or plan.workspace or unwritten.blocks):
+            return
+        session.state.busy = True
+        try:
+            outputs: Tensors = []
+            flatten_result(result, outputs)
+            if plan.allocates or plan.workspace:
+                unwritten.allocated([entry for entry in outputs if entry[0].startswith(plan.workspace)])
+            else:
+                name = str(plan.name)
+                unwritten.follow(name, func, args, kwargs, inputs=inputs, outputs=outputs, out=plan.receives)
+        except Exception as error:
+            session.tool_failed(str(plan.name), error)
         finally:
             session.state.busy = False
 
@@ -106,10 +129,12 @@ class DispatchTap(torch_names.DispatchMode):
                     outputs = [(f"output{slot[5:]}", t) for slot, t in inputs if slot.startswith(plan.written)]
                 else:
                     flatten_result(result, outputs)
+                event.raised = raised
+                if raised is None and self._collectives.keep(str(plan.name), event, inputs, outputs):
+                    return
                 if session.selection.outputs:
                     but = ("output",) if plan.allocates else ()
-                    event.slots += session.sink.take(outputs, but=but, reason=UNINITIALISED)
-                event.raised = raised
+                    event.slots += session.take(outputs, but=but, reason=UNINITIALISED)
                 session.emit(event)
         except Exception as error:
             session.tool_failed(event.name, error)

@@ -144,7 +144,7 @@ class Describing:
         except BaseException as error:
             self._raised(call, error)
             raise
-        self._after(state, func, plan, call, result)
+        self._after(state, func, plan, call, result, args, kwargs)
         return result
 
     def _inside(self, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
@@ -184,7 +184,7 @@ class Describing:
                 event.args, event.kwargs = flatten_arguments(args, kwargs, call.inputs)
                 if call.wanted.forward and session.selection.inputs and self._record:
                     but = plan.receives or (OUT if "out" in kwargs else ())
-                    event.slots = session.sink.take(call.inputs, but=but, reason=WRITTEN_ONLY)
+                    event.slots = session.take(call.inputs, but=but, reason=WRITTEN_ONLY)
                 if plan.mutates and not plan.returns_changed:
                     call.versions = [_version(tensor) for _, tensor in call.inputs]
                 if torch.is_grad_enabled():
@@ -197,7 +197,9 @@ class Describing:
         finally:
             state.busy = False
 
-    def _after(self, state: ThreadState, func: Any, plan: FunctionPlan, call: OpenCall, result: Any) -> None:
+    def _after(
+        self, state: ThreadState, func: Any, plan: FunctionPlan, call: OpenCall, result: Any, args: Any, kwargs: Any
+    ) -> None:
         """Take the outputs, hand the call over, and follow its gradients."""
         session = self._session
         state.busy = True
@@ -211,13 +213,23 @@ class Describing:
                 if not outputs:
                     self._learn(func, plan, call)
                     return
+                if plan.allocates and self._record:
+                    session.unwritten.allocated(outputs)
+                elif self._record and session.unwritten.blocks and not self._collectives.is_pending(result):
+                    out = plan.receives or (OUT if "out" in kwargs else ())
+                    session.unwritten.follow(
+                        plan.name, func, args, kwargs, inputs=call.inputs, outputs=outputs, out=out
+                    )
                 if plan.distributed and self._collectives.is_pending(result):
                     self._collectives.later(result, call, outputs)
                     return
+                self._collectives.returned(call.event.name)
                 if call.wanted.forward and self._record:
+                    if self._collectives.keep(plan.name, call.event, call.inputs, outputs):
+                        return
                     if session.selection.outputs:
                         but = ("output",) if plan.allocates else ()
-                        call.event.slots += session.sink.take(outputs, but=but, reason=UNINITIALISED)
+                        call.event.slots += session.take(outputs, but=but, reason=UNINITIALISED)
                     session.emit(call.event)
                 elif self._record:
                     session.filter_out()

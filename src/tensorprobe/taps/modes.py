@@ -16,6 +16,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from tensorprobe import torch_names
+from tensorprobe.taps.machinery import is_machinery
 from tensorprobe.taps.patches import Patch
 
 _MOST_EVENTS = 1000
@@ -129,7 +130,7 @@ class ModeStack:
 
     def _wrap_run(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         def run(thread: threading.Thread) -> Any:
-            if not self._following:
+            if not self._following or is_machinery(thread):
                 if not patch.active:
                     patch.restore()
                 return original(thread)

@@ -132,7 +132,7 @@ class ModuleTap:
                 call.event.args, call.event.kwargs = flatten_arguments(args, kwargs, inputs)
                 inputs += direct_parameters(module)
                 if call.wanted.forward and session.selection.inputs:
-                    call.event.slots = session.sink.take(inputs)
+                    call.event.slots = session.take(inputs)
                 if torch.is_grad_enabled():
                     call.edges = edges_of(inputs)
                     call.start = torch_names.sequence_number()
@@ -156,7 +156,7 @@ class ModuleTap:
                 session.count_results(call, result)
                 if call.wanted.forward:
                     if session.selection.outputs:
-                        call.event.slots += session.sink.take(outputs)
+                        call.event.slots += session.take(outputs)
                     call.event.raised = None if raised is None else type(raised).__name__
                     session.emit(call.event)
                 if call.start >= 0 and outputs:

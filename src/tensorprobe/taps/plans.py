@@ -185,6 +185,16 @@ class AtenPlan(msgspec.Struct, frozen=True):
     written: tuple[str, ...] = ()
     allocates: bool = False
     receives: tuple[str, ...] = ()
+    workspace: str = ""
+    """The output that is scratch memory for the backward, and not fully written."""
+
+
+_WORKSPACES = {
+    "mkldnn_rnn_layer": "output.3",
+    "_cudnn_rnn": "output.4",
+    "miopen_rnn": "output.4",
+    "cudnn_batch_norm": "output.3",
+}
 
 
 def plan_aten(func: Any) -> AtenPlan:
@@ -201,4 +211,5 @@ def plan_aten(func: Any) -> AtenPlan:
     receives = tuple(f"input.kwargs.{argument.name}" for argument in schema.arguments if argument.is_out)
     base = schema.name.rpartition("::")[2]
     name = "Aten." + str(func).removeprefix("aten.")
-    return AtenPlan(name, () if returns_tensor else written, has(f"Aten.{base}", Trait.ALLOCATES), receives)
+    allocates = has(f"Aten.{base}", Trait.ALLOCATES)
+    return AtenPlan(name, () if returns_tensor else written, allocates, receives, _WORKSPACES.get(base, ""))

@@ -28,6 +28,7 @@ from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.dispatch_tap import DispatchTap
 from tensorprobe.taps.function_tap import Describing, FunctionTap, Handling, Plans
 from tensorprobe.taps.looking import Looking
+from tensorprobe.taps.machinery import MachineryTap
 from tensorprobe.taps.modes import ModeStack
 from tensorprobe.taps.module_names import ModuleNames
 from tensorprobe.taps.module_tap import ModuleTap
@@ -139,7 +140,7 @@ class Probe:
             if not session.forked:
                 ending.callback(self._close, session)
             ending.callback(self._leave)
-            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+            for tap in (self._modules, self._recompute, self._collectives, self._machinery, self._steps):
                 ending.callback(tap.remove)
             ending.callback(self._modes.leave)
             ending.callback(session.end)
@@ -192,8 +193,9 @@ class Probe:
         level = self.settings.level
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
+        self._machinery = MachineryTap(session)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
-        dispatch = DispatchTap(session) if level.has_aten else None
+        dispatch = DispatchTap(session, self._collectives) if level.has_aten else None
         alone = None if self._sink.needs.alone is None else AloneRun(self._sink.needs.alone, session, dispatch)
         plans: Plans = {}
         describing = Describing(session, plans, self._collectives, record=level.has_api, alone=alone)
@@ -211,12 +213,12 @@ class Probe:
         self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._modes.settle)
         self._paused = True
         try:
-            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+            for tap in (self._modules, self._recompute, self._collectives, self._machinery, self._steps):
                 tap.install()
             self._resume_if_wanted(session)
         except BaseException:
             self._modes.leave()
-            for tap in (self._modules, self._recompute, self._collectives, self._steps):
+            for tap in (self._modules, self._recompute, self._collectives, self._machinery, self._steps):
                 tap.remove()
             raise
 
@@ -230,6 +232,8 @@ class Probe:
     def _resume_if_wanted(self, session: Session) -> None:
         """Install the modes, unless the step was not selected: it runs at full speed then."""
         wanted = self.settings.steps is None or self._step in self.settings.steps
+        if not wanted:
+            session.unwritten.clear()
         if wanted and not session.over:
             session.begin_step(self._step)
             self._modes.install()
@@ -356,7 +360,7 @@ def watch_kernels(function: Callable[[], Any], sink: Sink, *, rank: int = 0, **s
     session.begin_step(0)
     session.recording = True
     try:
-        with DispatchTap(session):
+        with DispatchTap(session, Collectives(session)):
             function()
     finally:
         session.recording = False

@@ -24,6 +24,7 @@ from tensorprobe.model.sink import Sink
 from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.taps.select import Selection, Wanted, backward_of
 from tensorprobe.taps.stacks import OuterStack, StackBook
+from tensorprobe.taps.unwritten import Unwritten
 
 NODE_KEY = "tensorprobe"
 
@@ -111,9 +112,19 @@ class Session:
         self._threads = 0
         self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
-        take = sink.take
+        self.unwritten = Unwritten(self._take_note)
+        take = self.take
         self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
         _live.add(self)
+
+    def _take_note(self, note: str) -> None:
+        self.notes[note] += 1
+
+    def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
+        """Have the sink take tensors as they are now. What nobody has written is left out."""
+        if self.unwritten.blocks:
+            return self.unwritten.take(self.sink.take, tensors, but, reason)
+        return self.sink.take(tensors, but=but, reason=reason)
 
     def coverage(self) -> Coverage:
         """Return the counts as they are now."""
