@@ -44,7 +44,14 @@ demo: $(READY) ## train twice, once on a device with a planted fault, and find t
 	@grep -q '^Suspect Nodes: Functional.softmax.0.forward' $(DEMO)/result/advisor.txt || { \
 		echo "make demo: compare does not name the planted call, Functional.softmax.0.forward" >&2; exit 1; }
 	@echo
-	@echo "== 5. What to do about it: $(DEMO)/result/advisor.txt"
+	@echo "== 5. The second run alone: each recorded call recomputed in float64 from its recorded inputs"
+	@echo "$(BIN)/tensorprobe audit $(DEMO)/candidate --steps 0"
+	@$(BIN)/tensorprobe audit $(DEMO)/candidate --steps 0 > $(DEMO)/audit.txt; \
+		status=$$?; test $$status -eq 1 || { \
+		echo "make demo: audit must say FAILED, with exit code 1; it ended with $$status" >&2; exit 1; }
+	@head -3 $(DEMO)/audit.txt
+	@echo
+	@echo "== 6. What to do about it: $(DEMO)/result/advisor.txt"
 	@fold -s -w 120 $(DEMO)/result/advisor.txt
 	@echo
 	@echo "== Go on with"

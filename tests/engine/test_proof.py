@@ -58,7 +58,7 @@ def test_the_answer_says_how_far_each_side_is_off(tmp_path: Path) -> None:
     assert "introduced here: the candidate is off by 1.0e-03, the baseline by" in str(found)
     swapped = compare(wrong, right)
     assert "the baseline is off by 1.0e-03, the candidate by" in str(swapped)
-    assert "The baseline is the wrong one." in str(swapped)
+    assert "; the baseline is the wrong one" in str(swapped)
     assert compare(right, wrong, jobs=2).summary.divergence == found.summary.divergence
 
 

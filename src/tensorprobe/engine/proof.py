@@ -16,6 +16,7 @@ import msgspec
 import numpy
 
 from tensorprobe.engine.settings import Prove
+from tensorprobe.errors import RunDamaged, TensorprobeError
 from tensorprobe.judge.policy import POLICIES, Policy
 from tensorprobe.model import DTYPES, Call
 from tensorprobe.model.comparison import STATUSES, Proof, Proving
@@ -33,6 +34,7 @@ AUTO_CALLS, AUTO_BYTES = 2000, 2 << 30
 _FIRST = 16
 """How many calls that are inferred to introduce an error come first."""
 _MOST_JOBS = 4
+_BEYOND = "beyond the budget"
 _INTRODUCED = STATUSES.index("introduced")
 _TARGET = "tensorprobe.replay.proof:serve_proofs"
 
@@ -68,21 +70,31 @@ class Prover:
         """Return what is proved of the calls of a step, by their position."""
         if not self._on or not (wanted := _differing(measured)):
             return {}
+        reasons: dict[int, str] = {}
+        proofs: dict[int, Proof] = {}
         if importlib.util.find_spec("torch") is None:
-            self.told.unprovable["torch is not installed"] = len(wanted)
-            return {}
-        units = list(self._units(measured, opinions, place, wanted))
-        proofs = self._run(units)
-        first = min((call for call, proof in proofs.items() if proof.at_fault), default=None)
-        if first is not None:  # what is known beyond it depends on the number of processes
-            self._on = False
-            proofs = {call: proof for call, proof in proofs.items() if call <= first}
-        proofs = {call: proof for call, proof in proofs.items() if call in wanted}
+            reasons = dict.fromkeys(wanted, "torch is not installed")
+        else:
+            units = list(self._units(measured, opinions, place, wanted, reasons))
+            proofs = self._run(units, reasons)
+        first = min((call for call, proof in proofs.items() if proof.at_fault), default=len(measured.calls.name))
+        self._on = first == len(measured.calls.name)
+        # What is known beyond the first fault depends on the number of processes.
+        proofs = {call: proof for call, proof in proofs.items() if call in wanted and call <= first}
         self.told.replayed += len(proofs)
+        for at, reason in reasons.items():
+            if at > first:
+                continue
+            if reason == _BEYOND:
+                self.told.unreached += 1
+            else:
+                self.told.unprovable[reason] = self.told.unprovable.get(reason, 0) + 1
         return proofs
 
-    def _units(self, measured: Measured, opinions: Opinions, place: SegmentPair, wanted: set[int]) -> Iterator[_Unit]:
-        """Yield what is replayed, in order, as far as the budget goes; count the rest."""
+    def _units(
+        self, measured: Measured, opinions: Opinions, place: SegmentPair, wanted: set[int], reasons: dict[int, str]
+    ) -> Iterator[_Unit]:
+        """Yield what is replayed, in order, as far as the budget goes. Why the rest is not goes to `reasons`, by position."""
         calls = measured.calls
         backwards = {forward: at for at, forward in enumerate(calls.forward) if forward >= 0}
         positions: dict[int, int] = {}
@@ -102,20 +114,17 @@ class Prover:
             try:
                 found = [side.find(at, backwards.get(at), calls.repeat[at]) for side in sides]
             except _NotProvable as reason:
-                self._count(str(reason))
+                reasons[positions[at]] = str(reason)
                 continue
             size = sum(size for _, size in found)
             if self._calls < 1 or self._bytes < size:
-                self.told.unreached += 1
+                reasons[positions[at]] = _BEYOND
                 continue
             self._calls -= 1
             self._bytes -= size
             yield _Unit(positions[at], at, backwards.get(at), [task for task, _ in found])
 
-    def _count(self, reason: str) -> None:
-        self.told.unprovable[reason] = self.told.unprovable.get(reason, 0) + 1
-
-    def _run(self, units: Sequence[_Unit]) -> dict[int, Proof]:
+    def _run(self, units: Sequence[_Unit], reasons: dict[int, str]) -> dict[int, Proof]:
         proofs: dict[int, Proof] = {}
         pending = {unit.position for unit in units}
 
@@ -125,7 +134,7 @@ class Prover:
             sides = msgspec.msgpack.decode(content, type=list[SideRows])
             reason = next((side.reason for side in sides if side.reason), "")
             if reason:
-                self._count(reason)
+                reasons[unit.position] = reason
             for call, direction in ((unit.call, "forward"), (unit.backward, "backward")):
                 rows = [[row for row in side.rows if row.direction == direction] for side in sides]
                 if call is not None and (proof := _proof(*rows)) is not None:
@@ -135,8 +144,9 @@ class Prover:
                 raise _Enough
 
         def died(death: Death) -> None:
-            pending.discard(units[death.number].position)
-            self._count(f"the process of its replay {death.how}")
+            position = units[death.number].position
+            pending.discard(position)
+            reasons[position] = f"the process of its replay {death.how}"
 
         start = msgspec.msgpack.encode([RunPlace.of(run) for run in self._runs])
         try:
@@ -144,8 +154,9 @@ class Prover:
             run_in_processes(replay_job(_TARGET, start), parcels, jobs=self._jobs, take=take, died=died)
         except _Enough:
             pass
-        except StartFailed as failed:
-            self.told.unprovable[f"no process could start: it {failed}"] = len(pending)
+        except (StartFailed, TensorprobeError, OSError) as failed:  # what was inferred holds without a proof
+            reason = f"a process that replays calls could not start: {str(failed).splitlines()[0]}"
+            reasons.update(dict.fromkeys(pending, reason))
         return proofs
 
 
@@ -166,7 +177,10 @@ class _SideIndex:
         entry = self._entries.get((name, repeat))
         if entry is None:
             raise _NotProvable("its line in the run was not found")
-        found: Call = self._segment.call_at(entry)
+        try:
+            found: Call = self._segment.call_at(entry)
+        except RunDamaged:
+            raise _NotProvable("its line in the run is damaged") from None
         if found.args is None and found.kwargs is None:
             raise _NotProvable("its arguments were not recorded, only its tensors")
         if is_collective(name):

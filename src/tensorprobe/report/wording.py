@@ -134,7 +134,7 @@ def evidence(divergence: Divergence, show: Show = plain) -> str:
 
 
 def proof_of(divergence: Divergence) -> str:
-    """`: the candidate is off by 7.8e-02, the baseline by 1.1e-07 (float64 replay)`; nothing without a proof."""
+    """`: the candidate is off by 7.8e-02, the baseline by 1.1e-07 (float64 replay)`, or nothing without a proof."""
     proof = divergence.proof
     if proof is None or divergence.status != "introduced":
         return ""
@@ -142,8 +142,8 @@ def proof_of(divergence: Divergence) -> str:
     if proof.baseline_wrong and not proof.candidate_wrong:
         sides.reverse()
     (first, error), (second, other) = sides
-    which = " The baseline is the wrong one." if first == "baseline" else ""
-    return f": the {first} is off by {error:.1e}, the {second} by {other:.1e} (float64 replay).{which}"
+    which = "; the baseline is the wrong one" if first == "baseline" else ""
+    return f": the {first} is off by {error:.1e}, the {second} by {other:.1e} (float64 replay){which}"
 
 
 def proving(comparison: Comparison) -> list[str]:
