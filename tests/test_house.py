@@ -424,6 +424,54 @@ def test_every_room_of_the_house_has_rules() -> None:
     assert rooms - {"version", "fast"} <= {*MAY_IMPORT, *ROOF, FRONT_DOOR}
 
 
+def lost_imports(house: Path) -> Iterator[str]:
+    """Yield every import of a module or name that the checkout does not have, also in tests, benchmarks and examples."""
+    for folder in (CORE, "compat", "tests", "bench", "examples", "tools"):
+        for path in sorted((house / folder).rglob("*.py")):
+            for node in ast.walk(_parse(path.read_text("utf-8"))):
+                wanted: list[tuple[str, str]] = []
+                if isinstance(node, ast.ImportFrom) and not node.level:
+                    wanted = [(node.module or "", alias.name) for alias in node.names]
+                elif isinstance(node, ast.Import):
+                    wanted = [(alias.name, "") for alias in node.names]
+                elif isinstance(node, ast.Constant) and MODULE_NAME.fullmatch(str(node.value)) and folder == CORE:
+                    wanted = [(node.value.partition(":")[0], node.value.partition(":")[2])]  # type: ignore[union-attr]
+                yield from (f"{path}: {module} {name}" for module, name in wanted if not _is_there(house, module, name))
+
+
+def _is_there(house: Path, module: str, name: str) -> bool:
+    first, *rest = module.split(".")
+    root = {"tensorprobe": "src", "bench": "", "tests": ""}.get(first, "compat" if first in OLD_NAMES else None)
+    if root is None:
+        return True
+    at = (house / root / first).joinpath(*rest)
+    file = at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
+    if not name or (not at.is_dir() and not file.exists()):  # a module in C has no names to look at
+        return at.is_dir() or any(at.parent.glob(f"{at.name}.*"))
+    listed = _names(file.read_text("utf-8")) if file.exists() else set()
+    return name in listed or (at.is_dir() and _is_there(house, f"{module}.{name}", ""))
+
+
+@functools.cache
+def _names(text: str) -> set[str]:
+    """Every name that a module may define, those that it loads lazily included."""
+    found = set()
+    for node in ast.walk(_parse(text)):
+        found |= {getattr(node, "id", ""), getattr(node, "asname", None) or getattr(node, "name", "")}
+        found |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+    return found
+
+
+def test_every_import_resolves(house: Path) -> None:
+    assert list(lost_imports(HOUSE)) == []
+    plant(house, "record/run.py", "def read(): ...")
+    lines = ["from tensorprobe.record.run import read", "from tensorprobe.record.run import gone", "import bench.gone"]
+    path = house / "tests/test_run.py"
+    path.parent.mkdir()
+    path.write_text("\n".join(lines))
+    assert list(lost_imports(house)) == [f"{path}: tensorprobe.record.run gone", f"{path}: bench.gone "]
+
+
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     """An empty checkout."""

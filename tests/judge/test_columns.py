@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorprobe.judge import POLICIES, Policy, RankJudge
+from tensorprobe.judge import POLICIES, Policy
 from tensorprobe.judge.divergence import StepAnswer, conclude_step, first_divergence, settle_ranks
 from tensorprobe.judge.limits import judge_by_limits, judge_figures
 from tensorprobe.judge.noise_model import allow, errors_of
 from tensorprobe.judge.policy import Rule
 from tensorprobe.judge.severity import AMPLIFIED, EXPLAINED, NOISE, UNEXPLAINED, choose_calls, rate_rows
-from tensorprobe.judge.walk import FaultyModules
+from tensorprobe.judge.walk import FaultyModules, RankJudge
 from tensorprobe.model.comparison import STATUSES, Divergence
 from tensorprobe.model.measured import DIVERGES, HARD, INPUTS, STATISTICS, VERDICTS, Measured, Opinions
 from tensorprobe.model.reason import Unmeasured

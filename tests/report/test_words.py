@@ -76,7 +76,7 @@ def test_foreign_text_is_harmless_in_every_form() -> None:
 
 
 def test_a_path_in_an_error_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tensorprobe.cli.ending import guarded
+    from tensorprobe.report.ending import guarded
 
     def fail() -> None:
         raise SettingsError(f"no folder {HOSTILE}.\n  Pass another.")

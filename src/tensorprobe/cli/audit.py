@@ -37,7 +37,7 @@ def audit(
     save_failures: bool = option(AuditSettings, "save_failures", "--save-failures"),
     dedupe: bool = option(AuditSettings, "dedupe", "--dedupe/--no-dedupe"),
     backward: bool = option(AuditSettings, "backward", "--backward/--no-backward"),
-    form: list[str] = format_option("text, json or junit; csv and parquet need FILE"),
+    form: list[str] = format_option(Audit),
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:

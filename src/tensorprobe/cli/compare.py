@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tensorprobe.report.forms import Wanted
 
 _SHOWN = 10
-_FORMS = "text, json, md, junit or github; csv, parquet or xlsx, without FILE, is the table in the output folder"
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +49,7 @@ def compare(
     policy: str = option(CompareSettings, "policy"),
     steps: str | None = option(CompareSettings, "steps"),
     ranks: str | None = option(CompareSettings, "ranks"),
-    form: list[str] = format_option(_FORMS),
+    form: list[str] = format_option(Comparison, "without FILE is the table in the output folder"),
     as_json: bool = JSON,
     map_file: str | None = option(CompareSettings, "map", "--map", metavar="FILE"),
     strip_prefix: str | None = option(CompareSettings, "strip_prefix", metavar="PREFIX"),
@@ -108,7 +107,7 @@ def compare(
 
 def merge(
     folder: str = typer.Argument(metavar="FOLDER", help="The output folder or URL of the shards."),
-    form: list[str] = format_option("text, json, md, junit or github; csv, parquet or xlsx need FILE"),
+    form: list[str] = format_option(Comparison),
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 
 from tensorprobe.errors import SettingsError
+from tensorprobe.report.forms import FORMS, Answer, Wanted, names_for, parse_forms
 from tensorprobe.settings import Settings
 from tensorprobe.text import message
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from tensorprobe.report.forms import Answer, Wanted
 
 T = TypeVar("T")
 
@@ -43,8 +42,10 @@ def option(table: type[Settings], name: str, *flags: str, **extra: Any) -> Any:
     return typer.Option(extra.pop("default", declared.default), *flags, help=declared.help, **extra)
 
 
-def format_option(names: str) -> Any:
-    """Return `--format NAME[=FILE]`."""
+def format_option(summary: type, files: str = "needs FILE") -> Any:
+    """Return `--format NAME[=FILE]`; its help lists the forms for that kind of summary, and says what is special about files."""
+    names, in_files = names_for(summary, (False,)), names_for(summary, (True,))
+    names += f"; {in_files} {files}" if in_files else ""
     return typer.Option(
         [],
         "--format",
@@ -62,8 +63,6 @@ def either(new: T | None, old: T | None, name: str) -> T | None:
 
 def show(result: Answer, forms: Sequence[Wanted], limit: int, *, notices: Sequence[str] = ()) -> NoReturn:
     """Write the files that were asked for, print the result, and end with its exit code."""
-    from tensorprobe.report.forms import FORMS
-
     for notice in notices:
         typer.echo(message(notice), err=True)
     for wanted in forms:
@@ -76,8 +75,6 @@ def show(result: Answer, forms: Sequence[Wanted], limit: int, *, notices: Sequen
 
 def read_forms(given: list[str], as_json: bool, summary: type) -> list[Wanted]:
     """Return the forms that `--format` and `--json` ask for, checked before any work begins."""
-    from tensorprobe.report.forms import parse_forms
-
     return parse_forms([*given, *(["json"] if as_json and "json" not in given else [])], summary)
 
 

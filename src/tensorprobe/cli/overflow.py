@@ -23,7 +23,7 @@ def overflow(
     allow: list[str] = option(OverflowSettings, "allow", "--allow", default=[], metavar="NAME"),
     near: float | None = option(OverflowSettings, "near", metavar="FACTOR"),
     replay: bool = option(OverflowSettings, "replay", "--replay/--no-replay"),
-    form: list[str] = format_option("text or json"),
+    form: list[str] = format_option(OverflowReport),
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:

@@ -52,7 +52,7 @@ def precheck(
     save_failures: bool = option(PrecheckSettings, "save_failures", "--save-failures"),
     dedupe: bool = option(PrecheckSettings, "dedupe", "--dedupe/--no-dedupe"),
     backward: bool = option(PrecheckSettings, "backward", "--backward/--no-backward"),
-    form: list[str] = format_option("text or json; csv needs FILE"),
+    form: list[str] = format_option(Precheck),
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:

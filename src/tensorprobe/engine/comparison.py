@@ -63,7 +63,7 @@ def compare(
     Args:
         baseline, candidate: the run that is trusted and the run under test: a folder, a URL or a Run.
         out: folder or URL for the result table, `summary.json` and `advisor.txt`. Without it the rows stay in memory.
-        policy: `noise-aware`, `bitwise`, `seed-2023`, `seed-2024`, or the path of a TOML file with your own rules.
+        policy: the name of a policy, e.g. `bitwise`, or the path of a TOML file with your own rules.
         steps, ranks: compare only these, e.g. `[0, 2]` or `'0,2-4'`. Rank i is compared with rank i.
         map: a file of name pairs: calls or modules of the baseline and their names in the candidate.
         strip_prefix: strip this prefix from module paths, e.g. `module.`

@@ -15,8 +15,9 @@ import msgspec
 from tensorprobe.engine.columns import batches_of
 from tensorprobe.engine.proof import Prover
 from tensorprobe.engine.settings import Prove
-from tensorprobe.judge import Policy, RankJudge
+from tensorprobe.judge import Policy
 from tensorprobe.judge.divergence import StepAnswer, conclude_step
+from tensorprobe.judge.walk import RankJudge
 from tensorprobe.model.comparison import Buckets, Finding, Proving
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import parse_mapping

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tensorprobe.errors import SettingsError
+from tensorprobe.judge import POLICIES, Policy, load_policy
 from tensorprobe.settings import Numbers, Settings, flag, one_of, parse_numbers, setting, whole
 from tensorprobe.work.pool import processors
-
-if TYPE_CHECKING:
-    from tensorprobe.judge import Policy
 
 Engine = Literal["local", "ray"]
 Prove = Literal["auto", "all", "off"]
@@ -25,7 +23,7 @@ class CompareSettings(Settings):
     """Every setting of a comparison besides the two runs and the output folder."""
 
     policy: str | Policy = setting(
-        "noise-aware", "noise-aware, bitwise, seed-2023, seed-2024, or the path of a .toml file with your own rules."
+        "noise-aware", f"{', '.join(POLICIES)}, or the path of a .toml file with your own rules."
     )
     steps: Any = setting(None, "Compare only these steps, e.g. 0,2-4. Default: all.", parse_numbers)
     ranks: Any = setting(
@@ -86,8 +84,6 @@ class CompareSettings(Settings):
 
     def load_policy(self) -> Policy:
         """Return the rules of the policy."""
-        from tensorprobe.judge import Policy, load_policy
-
         return self.policy if isinstance(self.policy, Policy) else load_policy(self.policy)
 
     def read_map(self) -> str | None:

@@ -4,6 +4,5 @@ Sees columns and names, never a tensor and never a disk: a new policy needs no n
 """
 
 from tensorprobe.judge.policy import POLICIES, Policy, load_policy
-from tensorprobe.judge.walk import RankJudge
 
-__all__ = ["POLICIES", "Policy", "RankJudge", "load_policy"]
+__all__ = ["POLICIES", "Policy", "load_policy"]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy
 
 from tensorprobe.judge.policy import Policy, Rule
+from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.measured import AGREES, DIVERGES, JUDGED, NONE, UNMEASURED, Measured, Opinion
 
 Array = numpy.ndarray[Any, Any]
@@ -67,10 +68,8 @@ def judge_figures(rule: Rule, figures: Mapping[str, float]) -> Opinion:
 
 
 def _badness(figure: str, value: Values) -> Values:
-    """Return a figure with its sign chosen so that larger is worse."""
-    if figure == "bit_identical":
-        return 1.0 - value
-    return abs(value - 1.0) if figure in ("slope", "norm_ratio") else abs(value)
+    """Return how far a figure is from its value for equal tensors."""
+    return abs(value - float(FIGURES[figure].equal or 0.0))
 
 
 def _rules_of_rows(measured: Measured, rules: list[Rule]) -> Array:

@@ -32,8 +32,7 @@ INPUTS = ("identical", "agree", "diverge", "unknown")
 AGREES, DIVERGES, UNMEASURED = range(3)
 VERDICTS = ("agrees", "diverges", "unmeasured")
 JUDGED = ("", *(name for name, column in FIGURES.items() if column.judged))
-"""The figures that a policy may judge by. `slope` and `norm_ratio` by their distance from 1, `bias` by its size,
-`bit_identical` as 1 when bits differ."""
+"""The figures that a policy may judge by, each by its distance from the value for equal tensors."""
 
 
 @dataclass

@@ -143,10 +143,11 @@ def function_for(name: str, summary: object) -> Any:
     return getattr(import_module(module), function)
 
 
-def names_for(summary: object) -> str:
-    """Return the names of the forms that there are for a kind of summary, as a list in words."""
-    names = [name for name, form in FORMS.items() if {_kind(summary), _ANY} & set(form.functions)]
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+def names_for(summary: object, files: tuple[bool, ...] = (False, True)) -> str:
+    """Return the names of the forms for a kind of summary, as a list in words: printed ones, files, or both."""
+    fitting = {name: form for name, form in FORMS.items() if {_kind(summary), _ANY} & set(form.functions)}
+    *names, last = [name for name, form in fitting.items() if form.is_file in files] or [""]
+    return f"{', '.join(names)} or {last}" if names else last
 
 
 def parse_forms(given: list[str], summary: object) -> list[Wanted]:
