@@ -77,3 +77,21 @@ def test_a_parent_is_the_module_that_called(dump: tuple[dict[str, Any], dict[str
     )
     assert parents["Functional.dropout.0.forward"] is None
     assert parents["Module.head.Linear.forward.0"] is None
+
+
+def test_the_optimizer_is_dumped_alike_on_every_device(tmp_path: Path) -> None:
+    """On an accelerator an optimizer uses ops on lists of tensors, which the older tools do not wrap."""
+    held = {}
+    for foreach in (False, True):
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=foreach)
+        debugger = PrecisionDebugger(dump_path=tmp_path / str(foreach), task="statistics", level="L1")
+        net(torch.ones(1, 3)).sum().backward()
+        debugger.start(net)
+        optimizer.step()
+        debugger.stop()
+        PrecisionDebugger._instance = None
+        (file,) = (tmp_path / str(foreach)).rglob("dump.json")
+        held[foreach] = json.loads(file.read_text())["data"]
+    assert any("add_" in name for name in held[False])
+    assert not any("_foreach_" in name for name in held[True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import os
@@ -14,14 +15,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tensorprobe
 from msprobe.pytorch import PrecisionDebugger
 from tensorprobe.checks import precheck
 from tensorprobe.legacy.checker.run_ut import main as run_ut
+from tensorprobe.legacy.checker.run_ut import spell, write_tables
 from tensorprobe.legacy.layouts.targets import remove_ended
 from tensorprobe.legacy.msprobe.config import read_config
 from tensorprobe.legacy.msprobe.online import _read_number
 
-CALLS = ("scope", "list")
 SHIPPED: dict[str, Any] = {
     "task": "statistics",
     "dump_path": "./dump_path",
@@ -107,3 +109,24 @@ def test_the_standard_of_the_seed_raises_no_false_alarm(dtype: torch.dtype, tmp_
     for data in ("real", "random"):
         result = precheck(dump, data=data, standard="seed", device="cpu", jobs=0)  # type: ignore[arg-type]
         assert result.exit_code == 0, str(result)
+
+
+def test_the_tables_of_run_ut_have_the_shipped_columns(tmp_path: Path) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with tensorprobe.capture(tmp_path / "run"):
+        F.gelu(x).sum().backward()
+        torch.isfinite(x.detach())
+    result = precheck(tmp_path / "run", data="real", standard="seed", device="cpu", jobs=0)
+    table, details = write_tables(result.summary, tmp_path, spell=spell)
+    rows = {row["API name"]: row for row in csv.DictReader(table.read_text().splitlines())}
+    assert rows["Torch*isfinite*0"]["Backward Test Success"] == "N/A"
+    assert rows["Functional*gelu*0"]["Backward Test Success"] == "True"
+    shipped = (
+        "Npu Name,Bench Dtype,NPU Dtype,Shape,Cosine Similarity,Cosine Similarity Message,Max Rel Error,"
+        "Max Rel Err Message,Max Abs Error,Max Abs Err Message,Relative Error (dual thousandth),"
+        "Relative Error (dual thousandth) Message,Relative Error (dual ten thousandth),"
+        "Relative Error (dual ten thousandth) Message,Compare Builtin Type,Builtin Type Message,Pass"
+    )
+    head, first, *_ = details.read_text().splitlines()
+    assert head.startswith(shipped + ",")
+    assert len(first.split(",")) >= len(head.split(","))

@@ -127,7 +127,8 @@ def _share(part: int, whole: int) -> str:
 def _next(precheck: Precheck, replays: Mapping[str, str]) -> list[str]:
     lines = []
     if precheck.output:
-        lines.append(f"Full table: {plain(precheck.output.rstrip('/'))}/{RESULT_FILE}")
+        table = precheck.output if precheck.output.endswith(".csv") else f"{precheck.output.rstrip('/')}/{RESULT_FILE}"
+        lines.append(f"Full table: {plain(table)}")
     failing = [check for checks in by_op(precheck).values() for check in checks]
     run = shell(precheck.run)
     if failing:

@@ -198,9 +198,18 @@ def write_tables(summary: Precheck, folder: Path, *, stamp: str = "", spell: Cal
     """The two tables, with a time in their names or without; their paths come back. `spell` names a call."""
     result_file, details_file = (folder / name.replace(".csv", f"{stamp}.csv") for name in (RESULT_FILE, DETAILS_FILE))
     result = [row[: len(RESULT_COLUMNS)] for row in result_rows(summary, spell=spell)]
-    _write(result_file, RESULT_COLUMNS, result)
-    _write(details_file, DETAIL_COLUMNS, detail_rows(summary, spell=spell))
+    _write(result_file, RESULT_COLUMNS, [[cell or "N/A" for cell in row[:3]] + list(row[3:]) for row in result])
+    details = (_in_order(row, "") for row in detail_rows(summary, spell=spell))
+    _write(details_file, _in_order(DETAIL_COLUMNS, "Max Abs Err Message"), details)
     return result_file, details_file
+
+
+def _in_order(row: Sequence[Any], beside: Any) -> list[Any]:
+    """Return a row of the details in the order of the older tool, with the absolute error behind the relative one."""
+    cells = list(row)
+    greatest = cells.pop(DETAIL_COLUMNS.index("Max Abs Error"))
+    at = DETAIL_COLUMNS.index("Max Rel Err Message") + 1
+    return [*cells[:at], greatest, beside, *cells[at:]]
 
 
 def spell(label: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from tensorprobe.errors import SettingsError, TensorprobeError
-from tensorprobe.legacy.layouts.dump_sink import DumpSink
+from tensorprobe.legacy.layouts.dump_sink import OPTIMIZER_OPS, DumpSink
 from tensorprobe.legacy.layouts.targets import MsprobeTarget, remove_ended
 from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.legacy.msprobe.config import DumpConfig, make_target, read_config
@@ -329,7 +329,7 @@ def begin(
         only_given=True,
         inner=False,
         listed=config.list if only is None and config.level != "L2" else (),
-        excluded=config.excluded | _own_name(model) if only is None else config.excluded,
+        excluded=config.excluded | OPTIMIZER_OPS | (_own_name(model) if only is None else set()),
         numbers={} if before is None else before.numbers,
     )
     probe = Probe(

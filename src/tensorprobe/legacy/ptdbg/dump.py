@@ -18,7 +18,7 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.legacy.layouts.dump_sink import DumpSink
+from tensorprobe.legacy.layouts.dump_sink import OPTIMIZER_OPS, DumpSink
 from tensorprobe.legacy.layouts.targets import PtdbgTarget
 from tensorprobe.legacy.ptdbg import acl, logger, speak
 from tensorprobe.legacy.ptdbg.overflow import Order as OverflowOrder
@@ -40,6 +40,7 @@ _SCOPES: dict[str, tuple[Callable[[int], bool], str]] = {
     "acl": (lambda count: count == 1, "exactly one name"),
 }
 _OPTIONS = ("overflow_nums", "dump_mode", "dump_config", "rank", "dump_step")
+_RULES = CallRules(only_given=True, inner=False, excluded=OPTIMIZER_OPS)
 _PREFIX = "api_stack_"
 
 
@@ -302,7 +303,7 @@ def _begin(target: Target, order: Order) -> None:
         pkl,
         model=target.model,
         rank=target.rank,
-        sink=DumpSink(pkl, wanted, needs=Needs(rules=CallRules(only_given=True, inner=False))),
+        sink=DumpSink(pkl, wanted, needs=Needs(rules=_RULES)),
         mode="structure" if stack_only else "tensor",
         stacks=wanted.stacks,
         names=order.names if order.mode == "list" else (),
