@@ -115,6 +115,10 @@ class Sink:
     def call(self, event: Event) -> None:
         """Receive a call that has ended. Its slots are what `take` returned."""
 
+    def has(self, event: Event) -> bool:
+        """Return whether `call` took this event, the last one of this thread. It may have been interrupted."""
+        return True
+
     def drop(self, slots: list[Any]) -> None:
         """Forget entries that `take` returned: they belong to no call."""
 

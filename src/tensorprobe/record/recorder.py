@@ -242,7 +242,9 @@ class Recorder:
             self._files.step(note.step)
         elif isinstance(note, DropNote):
             for token in note.tokens:
-                self._tensors.discard(self._stored.pop(token).offset)
+                stored = self._stored.pop(token, None)
+                if stored is not None:
+                    self._tensors.discard(stored.offset)
         else:
             self._closing = note
 

@@ -134,6 +134,10 @@ class RunSink(Sink):
                 return
         self._writer.call(event)
 
+    def has(self, event: Event) -> bool:
+        """Return whether the event is on its way to the recorder."""
+        return event is self._writer.last_sent or any(event is waiting for waiting in self._queue)
+
     def drop(self, slots: list[SlotEvent]) -> None:
         """Have the recorder forget what was copied."""
         tokens = self._snapshots.tokens(slots)

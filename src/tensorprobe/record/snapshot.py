@@ -6,7 +6,6 @@ overrides, gradients and dispatch modes off.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import Counter
 
@@ -17,6 +16,7 @@ from tensorprobe.arguments import Tensors
 from tensorprobe.fast import fast
 from tensorprobe.model.dtypes import DTYPES
 from tensorprobe.model.event import NO_TOKEN, SlotEvent
+from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.numerics.device_summary import device_moments
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.writer import BYTES_SEEN, RunWriter
@@ -95,6 +95,8 @@ class Snapshots:
             except (
                 Exception
             ) as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
+                if is_from_program(error):
+                    raise
                 if type(tensor) is _Tensor and isinstance(error, (AttributeError, TypeError)):
                     raise  # a bug of ours, or a name that this torch lacks: the call counts as failed
                 why = (
@@ -151,8 +153,11 @@ class Snapshots:
     def _skip(self, name: str, tensor: torch.Tensor, reason: str) -> SlotEvent:
         self.skipped[reason] += 1
         shape: tuple[int, ...] = ()
-        with contextlib.suppress(Exception):  # a nested or symbolic tensor has no shape of plain numbers: () then
+        try:
             shape = tuple(int(size) for size in tensor.shape)
+        except Exception as error:  # a nested or symbolic tensor has no shape of plain numbers: () then
+            if is_from_program(error):
+                raise
         dtype = str(tensor.dtype).removeprefix("torch.")
         device, grad = self._device(tensor.device), bool(tensor.requires_grad)
         return SlotEvent(name, dtype, shape, device, None, grad, skipped=reason)

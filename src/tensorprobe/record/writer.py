@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tensorprobe.model.event import Event, Frames
+from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.native import implementation
 from tensorprobe.record.messages import CloseNote, DropNote, Note, Orders, StackNote, StepNote
@@ -32,6 +33,7 @@ _START_S = 5.0
 _AHEAD_BYTES = 8 << 20
 _WARM_BYTES = 48 << 20
 _CLOSED = -1
+_END = 1 << 62
 
 # Places in `RunWriter.state`, which the C loop of capture reads and writes too.
 HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN = range(5)
@@ -63,6 +65,10 @@ class RunWriter:
         self.state = array("q", [0, ring_bytes, 0, 0, 0])
         self._largest = ring_bytes // 4
         self._memcpy = implementation().copy
+        self._out, self._written = b"", list[int]()
+        self._is_cut = False
+        self.last_sent: Event | None = None
+        """The last call that is on its way."""
         self.failure: str | None = None
         self._closed = False
         self.waited_s = 0.0
@@ -98,13 +104,21 @@ class RunWriter:
         with self.lock:
             token = self.state[TOKENS]
             if self.failure is None and not self._closed:
-                for address, nbytes, dtype_code in copies:
-                    if nbytes <= self._largest:
-                        self._copy(address, nbytes, dtype_code, True)
-                    else:
-                        self._copy_in_pieces(address, nbytes, dtype_code)
-                    self.state[TOKENS] += 1
+                try:
+                    for address, nbytes, dtype_code in copies:
+                        if nbytes <= self._largest:
+                            self._copy(address, nbytes, dtype_code, True)
+                        else:
+                            self._copy_in_pieces(address, nbytes, dtype_code)
+                except BaseException:
+                    self._end_cut_tensor()
+                    raise
             return token
+
+    def _end_cut_tensor(self) -> None:
+        """A copy was interrupted between the pieces of a tensor: what came of it is a tensor that no call names."""
+        if self._is_cut:
+            self._add_piece(self.state[HEAD], 0, self.state[HEAD], 0, True)
 
     def call(self, event: Event) -> None:
         """Send a call that has ended."""
@@ -126,10 +140,11 @@ class RunWriter:
     def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
         """End the run and wait until everything is on disk."""
         with self.lock:
-            self._note(CloseNote(coverage, coordinates, device))
-            self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
-            self._closed = True  # and writes nothing to the number of our pipe, which may be another file's by then
-            os.close(self._pipe)
+            if not self._closed:
+                self._note(CloseNote(coverage, coordinates, device))
+                self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
+                self._closed = True  # and writes nothing to the number of our pipe, which may be another file's by then
+                os.close(self._pipe)
         problem = self._recorder.join()
         if problem is not None and self.failure is None:
             self.failure = f"the recorder has ended: {problem}"
@@ -158,8 +173,13 @@ class RunWriter:
             self._populate(place + room)
         if nbytes:
             self._memcpy(self._address + place, address, nbytes)
-        self.pieces.append((position, nbytes, dtype_code, last))
-        state[HEAD] = end
+        self._add_piece(position, nbytes, end, dtype_code, last)
+
+    def _add_piece(self, position: int, nbytes: int, end: int, dtype_code: int, last: bool) -> None:
+        """All of it or nothing: no exception of a signal's handler comes between, because nothing is called before the end."""
+        state = self.state
+        piece = (position, nbytes, dtype_code, last)
+        state[HEAD], state[TOKENS], self._is_cut, self.pieces[_END:] = end, state[TOKENS] + last, not last, [piece]
 
     def _populate(self, end: int) -> None:
         """Where the ring is used for the first time, get the memory a good piece ahead. `end` is a place, not a position."""
@@ -220,12 +240,26 @@ class RunWriter:
         """Send the fields of a `Frame`. Call it under the lock."""
         if self.failure is not None or self._closed:
             return
+        if self._out:
+            self._drain()  # the program raised an exception into the last one
         body = self._encode(frame)  # first: a call that cannot be encoded must not take the pieces with it
-        self.pieces = []
+        data = len(body).to_bytes(4, "little") + body
+        # From here on the frame is sent: at once, or by the next one.
+        self.pieces, self._out, self.last_sent = [], data, frame[1] if len(frame) == 2 else None
         self._stay_warm()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Write what is to be sent. How much was written is known also when a signal's handler raises after a write."""
         try:
-            _write_all(self._pipe, len(body).to_bytes(4, "little") + body)
+            written = self._written
+            while rest := self._out[sum(written) :]:
+                written.extend(map(os.write, (self._pipe,), (rest,)))
+            self._out, self._written = b"", []
         except OSError as error:
+            if is_from_program(error):  # a TimeoutError is an OSError too
+                raise
+            self._out, self._written = b"", []
             self._fail(f"the recorder has ended ({error.strerror})")
 
     def _fail(self, reason: str) -> None:
@@ -359,10 +393,3 @@ def _lock_part(part: Path) -> int:
     with contextlib.suppress(OSError):  # a file system without locks: nobody waits then
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    written = os.write(fd, data)
-    while written < len(data):
-        data = data[written:]
-        written = os.write(fd, data)

@@ -11,6 +11,7 @@ from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.errors import TrainingStopped
 from tensorprobe.model.event import Event
+from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.model.sink import SecondSink
 from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_aten
@@ -51,7 +52,14 @@ class DispatchTap(torch_names.DispatchMode):
             plan = self._plans[func] = self._make_plan(func)
         if plan.name is None:
             return func(*args, **kwargs)
-        opened = self._before(plan.name, plan, args, kwargs)
+        try:
+            return self._run(plan.name, plan, func, args, kwargs)
+        except BaseException:
+            session.state.busy = False
+            raise
+
+    def _run(self, name: str, plan: AtenPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        opened = self._before(name, plan, args, kwargs)
         if opened is None:
             return func(*args, **kwargs)
         event, inputs = opened
@@ -60,8 +68,13 @@ class DispatchTap(torch_names.DispatchMode):
         except BaseException as error:
             self._after(plan, event, [], None, raised=type(error).__name__)
             raise
-        self._follow(func, plan, inputs, args, kwargs, result)
-        self._after(plan, event, inputs, result)
+        try:
+            self._follow(func, plan, inputs, args, kwargs, result)
+            self._after(plan, event, inputs, result)
+        except BaseException:  # raised by the program into our code: the call was made, and belongs in the record
+            if not self._session.is_handed_over(event):
+                self._after(plan, event, inputs, result)
+            raise
         return result
 
     def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -79,9 +92,11 @@ class DispatchTap(torch_names.DispatchMode):
 
     def _before(self, name: str, plan: AtenPlan, args: Any, kwargs: Any) -> tuple[Event, Tensors] | None:
         session = self._session
-        session.state.busy = True
+        event = None
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            session.state.busy = True
+            with guard:
                 event = self.event(name)
                 if event is None:
                     return None
@@ -90,7 +105,10 @@ class DispatchTap(torch_names.DispatchMode):
                 if session.selection.inputs:
                     event.slots = session.take(inputs, but=plan.receives, reason=WRITTEN_ONLY)
                 return event, inputs
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
+            if is_from_program(error) and event is not None:
+                session.cancel(f"{name}:{event.name.rpartition('.')[2]}", event)
             session.tool_failed(name, error)
             return None
         finally:
@@ -102,8 +120,8 @@ class DispatchTap(torch_names.DispatchMode):
         unwritten = session.unwritten
         if not (plan.allocates or plan.workspace or unwritten.blocks):
             return
-        session.state.busy = True
         try:
+            session.state.busy = True
             outputs: Tensors = []
             flatten_result(result, outputs)
             if plan.allocates or plan.workspace:
@@ -118,9 +136,10 @@ class DispatchTap(torch_names.DispatchMode):
 
     def _after(self, plan: AtenPlan, event: Event, inputs: Tensors, result: Any, raised: str | None = None) -> None:
         session = self._session
-        session.state.busy = True
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            session.state.busy = True
+            with guard:
                 if raised == "_StopRecomputationError":
                     session.discard(event)
                     return
@@ -136,7 +155,8 @@ class DispatchTap(torch_names.DispatchMode):
                     but = ("output",) if plan.allocates else ()
                     event.slots += session.take(outputs, but=but, reason=UNINITIALISED)
                 session.emit(event)
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
             session.tool_failed(event.name, error)
         finally:
             session.state.busy = False

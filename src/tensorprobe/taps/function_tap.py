@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.model import Level
+from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
@@ -85,7 +86,11 @@ class FunctionTap(TorchFunctionMode):
             plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1)))
         if kwargs and plan.in_python:
             args, kwargs = as_given(func, args, kwargs, sys._getframe(1), only_given=self._only_given)
-        return self._run(func, plan, state, args, kwargs)
+        try:
+            return self._run(func, plan, state, args, kwargs)
+        except BaseException:
+            state.busy = False
+            raise
 
     def _make_plan(self, func: Any) -> FunctionPlan:
         try:
@@ -144,24 +149,33 @@ class Describing:
         except BaseException as error:
             self._raised(call, error)
             raise
-        self._after(state, func, plan, call, result, args, kwargs)
+        try:
+            self._after(state, func, plan, call, result, args, kwargs)
+        except BaseException:  # raised by the program into our code: the call was made, and belongs in the record
+            if not self._session.is_handed_over(call.event):
+                self._after(state, func, plan, call, result, args, kwargs)
+            raise
         return result
 
     def _inside(self, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
         """Run a function whose parts are recorded too, as calls that belong to it."""
         state = self._session.state
-        calls, outer = state.calls, state.call_stack
-        calls.append(call.event.name)
+        depth, outer = len(state.calls), state.call_stack
+        try:
+            return self._run_inside(func, call, args, kwargs)
+        finally:
+            del state.calls[depth:]
+            state.call_stack = outer
+
+    def _run_inside(self, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
+        state = self._session.state
+        state.calls.append(call.event.name)
         state.call_stack = call.event.stack
         composite = COMPOSITES.get(func)
-        try:
-            if composite is None or self.visible_inside is None:
-                return func(*args, **kwargs)
-            with self.visible_inside(kwargs):
-                return composite(*args, **kwargs)
-        finally:
-            calls.pop()
-            state.call_stack = outer
+        if composite is None or self.visible_inside is None:
+            return func(*args, **kwargs)
+        with self.visible_inside(kwargs):
+            return composite(*args, **kwargs)
 
     def _run_alone_too(self, alone: AloneRun, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
         true_call = partial(self._inside, func, call, args, kwargs)
@@ -173,10 +187,12 @@ class Describing:
     def _before(self, state: ThreadState, plan: FunctionPlan, args: Any, kwargs: Any) -> OpenCall | None:
         """Number the call and take its inputs. None when nothing more is to be done about it."""
         session = self._session
-        state.busy = True
         name = plan.name
+        call = None
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            state.busy = True
+            with guard:
                 call = session.begin_call(name, Level.API) if self._record else session.enclosing_call(name)
                 if call is None:
                     return None
@@ -191,7 +207,10 @@ class Describing:
                     call.edges = edges_of(call.inputs)
                     call.start = torch_names.sequence_number()
                 return call
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
+            if is_from_program(error) and call is not None:
+                session.cancel(name, call.event)
             session.tool_failed(name, error)
             return None
         finally:
@@ -202,9 +221,10 @@ class Describing:
     ) -> None:
         """Take the outputs, hand the call over, and follow its gradients."""
         session = self._session
-        state.busy = True
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            state.busy = True
+            with guard:
                 outputs: Tensors = []
                 flatten_result(result, outputs)
                 session.count_results(call, result)
@@ -236,7 +256,8 @@ class Describing:
                 if call.start >= 0 and (call.edges or plan.mutates):
                     follow = session.watch_backward if self._record else session.mark_nodes
                     follow(call, outputs)
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
             session.tool_failed(call.event.name, error)
         finally:
             state.busy = False
@@ -261,9 +282,10 @@ class Describing:
     def _raised(self, call: OpenCall, error: BaseException) -> None:
         """Record an op that raised, with its inputs. A recomputation that stops early raises by design and is left out."""
         session = self._session
-        session.state.busy = True
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            session.state.busy = True
+            with guard:
                 if not self._record:
                     return
                 if type(error).__name__ == "_StopRecomputationError" or not call.wanted.forward:
@@ -271,7 +293,8 @@ class Describing:
                 else:
                     call.event.raised = type(error).__name__
                     session.emit(call.event)
-        except Exception as problem:
+        except BaseException as problem:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
             session.tool_failed(call.event.name, problem)
         finally:
             session.state.busy = False

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.model import Level
+from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters, inner_module
 from tensorprobe.taps.patches import Patch
@@ -54,7 +55,11 @@ class ModuleTap:
                 if not patch.active:
                     patch.restore()
                 return original(module, *args, **kwargs)
-            return tap._call(original, module, args, kwargs)
+            try:
+                return tap._call(original, module, args, kwargs)
+            except BaseException:
+                tap._session.state.busy = False
+                raise
 
         return __call__
 
@@ -64,6 +69,16 @@ class ModuleTap:
             session.pass_by_tracing()
             return original(module, *args, **kwargs)
         state = session.state
+        depth, outer = len(state.modules), state.outer_stack
+        try:
+            return self._call_inside(original, module, args, kwargs)
+        finally:
+            del state.modules[depth:]
+            state.outer_stack = outer
+
+    def _call_inside(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        session = self._session
+        state = session.state
         try:
             if not state.modules:
                 self._before_outermost()
@@ -72,15 +87,10 @@ class ModuleTap:
             session.tool_failed(type(module).__name__, error)
             path = session.module_path()
         state.modules.append(path)
-        outer = state.outer_stack
-        state.outer_stack = session.outer_stack(outer)
-        try:
-            if not self._record or inner_module(module) is not None:
-                return original(module, *args, **kwargs)
-            return self._recorded_call(original, module, path, args, kwargs)
-        finally:
-            state.modules.pop()
-            state.outer_stack = outer
+        state.outer_stack = session.outer_stack(state.outer_stack)
+        if not self._record or inner_module(module) is not None:
+            return original(module, *args, **kwargs)
+        return self._recorded_call(original, module, path, args, kwargs)
 
     def _path(self, module: nn.Module, *, outermost: bool) -> str:
         """Return the path of a module in the model. An unknown model is added when it is first called from outside."""
@@ -107,24 +117,33 @@ class ModuleTap:
         call = self._before(module, path, args, kwargs)
         if call is None:
             return original(module, *args, **kwargs)
-        session.state.calls.append(call.event.name)
+        calls = session.state.calls
+        depth = len(calls)
         try:
+            calls.append(call.event.name)
             result = original(module, *args, **kwargs)
         except BaseException as error:
+            del calls[depth:]
             self._finish(call, None, raised=error)
             raise
-        finally:
-            session.state.calls.pop()
-        self._finish(call, result)
+        del calls[depth:]
+        try:
+            self._finish(call, result)
+        except BaseException:  # raised by the program into our code: the call was made, and belongs in the record
+            if not session.is_handed_over(call.event):
+                self._finish(call, result)
+            raise
         return result
 
     def _before(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> OpenCall | None:
         session = self._session
-        session.state.busy = True
         name = class_name(module)
         op = f"Module.{path}.{name}" if path else f"Module.{name}"
+        call = None
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            session.state.busy = True
+            with guard:
                 call = session.begin_call(op, Level.MODULE, module=path)
                 if call is None:
                     return None
@@ -137,7 +156,10 @@ class ModuleTap:
                     call.edges = edges_of(inputs)
                     call.start = torch_names.sequence_number()
                 return call
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
+            if is_from_program(error) and call is not None:
+                session.cancel(op, call.event)
             session.tool_failed(op, error)
             return None
         finally:
@@ -145,9 +167,10 @@ class ModuleTap:
 
     def _finish(self, call: OpenCall, result: Any, raised: BaseException | None = None) -> None:
         session = self._session
-        session.state.busy = True
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            session.state.busy = True
+            with guard:
                 if type(raised).__name__ == "_StopRecomputationError":
                     session.discard(call.event)
                     return
@@ -161,7 +184,8 @@ class ModuleTap:
                     session.emit(call.event)
                 if call.start >= 0 and outputs:
                     session.watch_backward(call, outputs)
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
             session.tool_failed(call.event.name, error)
         finally:
             session.state.busy = False

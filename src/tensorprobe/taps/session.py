@@ -20,6 +20,7 @@ from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
 from tensorprobe.model import Coverage, Level
 from tensorprobe.model.event import Event
+from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.model.sink import Sink
 from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.taps.select import Selection, Wanted, backward_of
@@ -159,12 +160,23 @@ class Session:
         self.sink.begin_step(step)
 
     def number(self, op: str, recompute: Recompute | None) -> int:
-        """Return the next number of an op."""
+        """Return the next number of an op.
+
+        Threads are not switched, and no exception comes from outside, between reading and writing: nothing is called.
+        """
         numbers = self._numbers if recompute is None else recompute.numbers
-        with self._lock:
-            number = numbers.get(op, 0)
-            numbers[op] = number + 1
+        try:
+            number = numbers[op]
+        except KeyError:
+            number = 0
+        numbers[op] = number + 1
         return number
+
+    def take_number_back(self, op: str, recompute: Recompute | None, number: int) -> None:
+        """The call was interrupted before it was made: the next one has its number."""
+        numbers = self._numbers if recompute is None else recompute.numbers
+        if numbers.get(op) == number + 1:
+            numbers[op] = number
 
     def repetition(self) -> Recompute | None:
         """Return the forward that this thread recomputes, unless it is in a backward started inside that."""
@@ -182,28 +194,44 @@ class Session:
         state = self.state
         recompute = None if state.recompute is None else self.repetition()
         number = self.number(op, recompute)
-        name, back = level.call_names(op, number)
-        modules = state.modules
-        path = module if module is not None else modules[-1] if modules else ""
-        wanted = self.selection.wants(op, name, back, path, state.calls)
-        if not (wanted.forward or wanted.backward):
-            self.filter_out()
-            return None
-        event = self._event(state, recompute, level, name, path)
-        return OpenCall(event, back, wanted, self.step)
+        try:
+            name, back = level.call_names(op, number)
+            modules = state.modules
+            path = module if module is not None else modules[-1] if modules else ""
+            wanted = self.selection.wants(op, name, back, path, state.calls)
+            if not (wanted.forward or wanted.backward):
+                self.filter_out()
+                return None
+            event = self._event(state, recompute, level, name, path)
+            return OpenCall(event, back, wanted, self.step)
+        except BaseException:
+            self.take_number_back(op, recompute, number)
+            raise
+
+    def cancel(self, op: str, event: Event) -> None:
+        """Forget a call that was interrupted from outside before it was made."""
+        self.take_number_back(
+            op, self.repetition(), next(int(part) for part in reversed(event.name.split(".")) if part.isdigit())
+        )
+        self.sink.drop(event.slots)
 
     def aten_event(self, op: str, *, backward: bool, origin: Origin | None) -> Event | None:
         """Number an ATen call, which has a direction of its own. `origin` is the call whose backward it belongs to."""
         direction = "backward" if backward else "forward"
         recompute = self.repetition()
-        name = f"{op}.{self.count_aten(op, backward=backward)}.{direction}"
-        path = self.module_path() if origin is None else origin.module
-        wanted = self.selection.wants(op, name, name, path, self.state.calls)
-        enclosing = self.state.calls if origin is None else [*self.state.calls, origin.call, *origin.within]
-        if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
-            self.filter_out()
-            return None
-        return self._event(self.state, recompute, Level.ATEN, name, path, origin)
+        number = self.count_aten(op, backward=backward)
+        try:
+            name = f"{op}.{number}.{direction}"
+            path = self.module_path() if origin is None else origin.module
+            wanted = self.selection.wants(op, name, name, path, self.state.calls)
+            enclosing = self.state.calls if origin is None else [*self.state.calls, origin.call, *origin.within]
+            if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
+                self.filter_out()
+                return None
+            return self._event(self.state, recompute, Level.ATEN, name, path, origin)
+        except BaseException:
+            self.take_number_back(f"{op}:{direction}", recompute, number)
+            raise
 
     def count_aten(self, op: str, *, backward: bool) -> int:
         """Return the next number of an ATen op in its direction."""
@@ -253,8 +281,14 @@ class Session:
     def emit(self, event: Event) -> None:
         """Hand a call that has ended to the sink."""
         self.sink.call(event)
-        with self._lock:
-            self.recorded += 1
+        self.recorded += 1
+
+    def is_handed_over(self, event: Event) -> bool:
+        """After an interruption: whether the sink has this call. If not, its outputs are forgotten, to be taken again."""
+        if self.sink.has(event):
+            return True
+        event.slots = [slot for slot in event.slots if not slot.name.startswith("output")]
+        return False
 
     def emit_backward(self, watch: Watch, slots: list[Any]) -> None:
         """Hand over what a watch has seen in one pass of the engine."""
@@ -311,15 +345,17 @@ class Session:
         if watch.step != self.step:
             self.notes["backward of a call of an earlier step, not recorded"] += 1
             return
-        state.busy = True
+        guard = torch_names.no_overrides()
         try:
-            with torch_names.no_overrides():
+            state.busy = True
+            with guard:
                 task = torch_names.graph_task()
                 if not watch.is_wanted(task, self.selection.wants_backward_now):
                     return
                 if take(task):
                     self._expect_end(task, watch)
-        except Exception as error:
+        except BaseException as error:
+            guard.__exit__(None, None, None)  # a tracing hook can skip it
             self.tool_failed(watch.about.name, error)
         finally:
             state.busy = False
@@ -355,9 +391,10 @@ class Session:
             self.state.busy = busy
 
     def tool_failed(self, where: str, error: BaseException) -> None:
-        """Count a failure of the tool and remember the first."""
-        with self._lock:
-            self.failed += 1
+        """Count a failure of the tool and remember the first. What the program itself raised into our code goes on to it."""
+        if is_from_program(error):
+            raise error
+        self.failed += 1
         if self.first_error is None:
             self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"
         if self.failed >= _MOST_FAILURES and self.failed > self.recorded and self.recording:
@@ -373,8 +410,7 @@ class Session:
 
     def filter_out(self) -> None:
         """Count a call that is not wanted."""
-        with self._lock:
-            self.filtered += 1
+        self.filtered += 1
 
     def end(self) -> None:
         """Nothing is recorded from now on."""
@@ -397,8 +433,11 @@ class Session:
         self.sink.drop(event.slots)
 
     def _repeat(self, name: str) -> int:
-        with self._lock:
-            repeat = self._repeats[name] = self._repeats.get(name, 0) + 1
+        try:
+            repeat = self._repeats[name] + 1
+        except KeyError:
+            repeat = 1
+        self._repeats[name] = repeat
         return repeat
 
     def _enter_thread(self, state: ThreadState) -> None:

@@ -35,6 +35,7 @@ class StackBook:
     def __init__(self) -> None:
         self._ids: dict[tuple[int, ...], int] = {}
         self._sent: dict[tuple[tuple[str, int, str], ...], int] = {}
+        self._next = 0
         self._shown: dict[int, bool] = {}
         self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
 
@@ -42,6 +43,7 @@ class StackBook:
         """Start a step: stacks that were sent before are sent again."""
         self._ids.clear()
         self._sent.clear()
+        self._next = 0
 
     def current(self, sink: Sink, outer: OuterStack | None) -> int:
         """Return the number of the stack that called torch, and send the stack to the sink if it is new.
@@ -54,8 +56,12 @@ class StackBook:
             frames = _describe(sys._getframe(2), self._shown)
             number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
             if number is None:
-                number = self._sent[tuple(frames)] = len(self._sent)
+                number, self._next = (
+                    self._next,
+                    self._next + 1,
+                )  # first: if the program interrupts us here, it is not used
                 sink.stack(number, frames)
+                self._sent[tuple(frames)] = number
             self._ids[found] = number
         return number
 

@@ -1,0 +1,153 @@
+"""Exceptions that the program raises into our code: by a signal's handler, or by a tracing hook at any line.
+
+They reach the program, once, and the record holds the calls that were made.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensorprobe
+from tensorprobe.record import Run
+from tests.taps.scripts import run_python, write_script
+from tests.taps.tiny import LEVELS
+
+SOURCE = str(Path(tensorprobe.__file__).parent)
+CALLS = 4
+EVERY = 23
+
+
+class Late(Exception):
+    """What the program's handler raises."""
+
+
+class Hook:
+    """Raises once, at the n-th line of our code in this thread. Without n it counts the lines."""
+
+    def __init__(self, n: int = 0, error: type[BaseException] = Late) -> None:
+        self.n, self.error, self.lines = n, error, 0
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(SOURCE):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.n:
+                raise self.error
+        return self
+
+
+class Adding(nn.Module):
+    """One call of an operation."""
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return torch.add(x, number)
+
+
+def _program(hook: Hook) -> tuple[list[int], int]:
+    """The numbers whose sums came back, and how many exceptions did."""
+    data, model = torch.arange(3.0), Adding()
+    done, raised = [], 0
+    for number in range(CALLS):
+        sys.settrace(hook)
+        try:
+            model(data, number)
+        except hook.error:
+            raised += 1
+            continue
+        finally:
+            sys.settrace(None)
+        done.append(number)
+    return done, raised
+
+
+def _number(name: str) -> int:
+    return next(int(part) for part in reversed(name.split(".")) if part.isdigit())
+
+
+def _assert_sound(run: Run, level: str, done: list[int]) -> None:
+    op = {"module": "Module.Adding", "aten": "Aten.add"}.get(level, "Torch.add")
+    calls = [call for call in run.calls() if call.op.startswith(op)]
+    numbers = [_number(call.name) for call in calls]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] - len(numbers) + 1 <= 1, "at most the number of the interrupted call is unused"
+    values = [int(call.outputs[0].tensor()[0]) for call in calls if call.outputs]
+    assert set(done) <= set(values)
+    assert values == sorted(set(values))
+    assert len(calls) <= CALLS
+
+
+@pytest.mark.parametrize("error", [Late, TimeoutError, KeyboardInterrupt])
+@pytest.mark.parametrize("level", LEVELS)
+def test_exception_at_any_line_of_ours(level: str, error: type[BaseException], tmp_path: Path) -> None:
+    counting = Hook()
+    with tensorprobe.capture(tmp_path / "count", level=level, in_process=True):
+        _program(counting)
+    assert counting.lines > 100
+    first = LEVELS.index(level) + 1
+    for n in range(first, counting.lines + 1, EVERY * (3 if error is not Late else 1)):
+        hook = Hook(n, error)
+        with tensorprobe.capture(tmp_path / f"{n}", level=level, in_process=True) as probe:
+            done, raised = _program(hook)
+        if hook.lines < n:
+            break  # what is computed once was computed in the runs before
+        assert raised == 1, f"line {n}"
+        assert len(done) == CALLS - 1
+        assert probe.coverage is not None
+        assert probe.coverage.failed == 0
+        _assert_sound(tensorprobe.open_run(tmp_path / f"{n}"), level, done)
+
+
+STORM = """
+    import random, signal, sys, time, torch, tensorprobe
+    kind, out = sys.argv[1:]
+    struck = 0
+    def plain(number, frame):
+        global struck
+        struck += 1
+        raise TimeoutError
+    def forgets(number, frame):
+        del frame
+        plain(number, None)
+    class Handler:
+        def __call__(self, *args):
+            plain(*args)
+    signal.signal(signal.SIGALRM, {"plain": plain, "forgets": forgets, "object": Handler()}[kind])
+    data, done, caught, number = torch.arange(3.0), [], 0, 0
+    with tensorprobe.capture(out) as probe:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            number += 1
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))
+                    torch.add(data, number)
+                    done.append(number)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except TimeoutError:
+                caught += 1
+    print(struck, caught, probe.coverage.failed, *done)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "forgets", "object"])
+def test_storm_of_alarms(kind: str, tmp_path: Path) -> None:
+    script = write_script(tmp_path, STORM)
+    answer = run_python([script, kind, tmp_path / "run"], tmp_path).stdout
+    struck, caught, failed, *done = map(int, answer.split())
+    assert struck == caught > 100
+    assert failed == 0
+    calls = [call for call in tensorprobe.open_run(tmp_path / "run").calls() if call.op == "Torch.add"]
+    numbers = [_number(call.name) for call in calls]
+    assert numbers == sorted(set(numbers))
+    values = [int(call.outputs[0].tensor()[0]) for call in calls if call.outputs]
+    assert set(done) <= set(values)
+    assert values == sorted(set(values))
