@@ -6,6 +6,7 @@
     ├── RunError                 something about a run on disk
     │   ├── RunNotFound          no run in that folder
     │   ├── RunExists            capture into a folder that already holds one
+    │   ├── CannotWrite          the folder for a run cannot be made or written to
     │   ├── RunDamaged           a file of the run breaks the format
     │   │   └── TensorDamaged    the bytes of one tensor are not there or not sound
     │   └── UnsupportedVersion   written by a newer format
@@ -52,6 +53,10 @@ class RunNotFound(RunError, FileNotFoundError):
 
 class RunExists(RunError, FileExistsError):
     """The folder already holds a run, or files that are not ours."""
+
+
+class CannotWrite(RunError, OSError):
+    """The folder for a run cannot be made or written to."""
 
 
 class RunDamaged(RunError):

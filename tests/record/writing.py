@@ -17,8 +17,8 @@ Array = numpy.ndarray[Any, Any]
 
 def start_writer(run: Path, *, keep_data: bool = True, **settings: Any) -> RunWriter:
     """A folder made ready and a recorder that waits."""
-    make_run(run, 0, 1, torch_version="2.13.0", settings={})
-    return RunWriter(run, 0, keep_data=keep_data, **settings)
+    claim = make_run(run, 0, 1, torch_version="2.13.0", settings={})
+    return RunWriter(run, 0, keep_data=keep_data, lock=claim, **settings)
 
 
 def put(writer: RunWriter, array: Array) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from tensorprobe.errors import CommandFailed
 from tensorprobe.taps.settings import CaptureSettings
 from tensorprobe.text import shell
 
+_TICK_S = 0.05
+"""Times of files are those of the last tick of the clock."""
 _HOOK = "tensorprobe.inject.capture:begin"
 
 
@@ -52,7 +56,7 @@ def capture(
     exit code is that of the command; 2 when the command succeeded but calls could not be recorded.
     """
     from tensorprobe.inject import environment
-    from tensorprobe.record.run_folder import refuse_existing
+    from tensorprobe.record.run_folder import check_writable, other_places, refuse_existing
 
     given: dict[str, Any] = {
         "level": level,
@@ -73,7 +77,16 @@ def capture(
     settings = {key: value for key, value in given.items() if value is not None}
     CaptureSettings.of(**settings)
     refuse_existing(out, 0, overwrite=overwrite)
-    payload = json.dumps({"out": str(out.absolute()), "overwrite": overwrite, "settings": settings})
+    check_writable(out.absolute())
+    for place in other_places(out):
+        shutil.rmtree(place)
+    orders = {
+        "out": str(out.absolute()),
+        "overwrite": overwrite,
+        "started": time.time() - _TICK_S,
+        "settings": settings,
+    }
+    payload = json.dumps(orders)
     code = _run(command, environment({_HOOK: payload}, os.environ))
     complete = _report(out, command, code)
     raise typer.Exit(code if code or complete else 2)
@@ -96,6 +109,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 def _report(out: Path, command: list[str], code: int) -> bool:
     """Print what was recorded to stderr (stdout belongs to the script); return whether no call failed to be recorded."""
     from tensorprobe.record.reader import open_run
+    from tensorprobe.record.run_folder import other_places, put_training_first
     from tensorprobe.report.inspect import render_coverage
 
     if not (out / "manifest.json").exists():
@@ -104,10 +118,13 @@ def _report(out: Path, command: list[str], code: int) -> bool:
             "  None of its Python processes called a torch module. An isolated Python (-I, -E, -S) cannot be captured from\n"
             "  outside; in such a script use: with tensorprobe.capture(...)."
         )
+    put_training_first(out)
     run = open_run(out)
     for rank in run.ranks:
         part = run.parts[rank]
         typer.echo("\n".join(render_coverage(part.coverage, closed=part.closed)), err=True)
+    for place in other_places(out):
+        typer.echo(f"  another     process of the command called modules too: {shell(place)}", err=True)
     if code:
         typer.echo(f"The command ended with exit code {code}.", err=True)
     typer.echo(f"Next:   tensorprobe inspect {shell(out)}", err=True)

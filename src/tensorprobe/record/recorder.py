@@ -37,7 +37,7 @@ from tensorprobe.record.messages import (
     StepNote,
 )
 from tensorprobe.record.ring import Ring
-from tensorprobe.record.step_files import StepFiles, Stored, write_all
+from tensorprobe.record.step_files import RunPlace, StepFiles, Stored, write_all
 from tensorprobe.record.tensor_store import TensorStore
 from tensorprobe.registry import WRITERS
 
@@ -255,7 +255,7 @@ def _open_files(orders: Orders) -> CallFiles:
         files: CallFiles = getattr(import_module(module), function)(orders.layout_options, orders.rank)
         return files
     store = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)
-    return StepFiles(Path(orders.run), orders.rank, store)
+    return StepFiles(RunPlace(Path(orders.run)), orders.rank, store)
 
 
 def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
@@ -290,7 +290,7 @@ def main(orders_json: str) -> None:
     ring = Ring(orders.ring_bytes, orders.ring_fd)
     recorder = Recorder(orders, ring)
     recorder.run()
-    if orders.layout and recorder.part is not None:
-        # Such a dump has no place for it: the trainer reads it from here.
+    if recorder.part is not None:
+        # The trainer reads it from here: a dump in another layout has no place for it, and a folder may be gone.
         write_all(1, msgspec.json.encode(recorder.part))
     os._exit(0)  # everything is written and closed; taking the interpreter down would keep the trainer waiting

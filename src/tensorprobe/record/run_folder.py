@@ -5,6 +5,7 @@ Ranks do not talk to each other here: each makes what is its own, and the first 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -16,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.errors import RunExists
+from tensorprobe.errors import CannotWrite, RunExists
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, RankPart
-from tensorprobe.record.step_files import replace_file, write_part
+from tensorprobe.record.step_files import replace_file
 from tensorprobe.version import VERSION
 
-_OURS = re.compile(r"(manifest\.json|rank\d+\.json|step\d+)\Z")
+_OURS = re.compile(r"(manifest\.json|rank\d+\.json|step\d+|process\d+)\Z")
 
 
 def refuse_existing(run: Path, rank: int, *, overwrite: bool) -> None:
@@ -38,16 +39,104 @@ def refuse_existing(run: Path, rank: int, *, overwrite: bool) -> None:
             "  Pass a folder that does not exist yet."
         )
     if (run / f"rank{rank}.json").exists() and not overwrite:
-        raise RunExists(
-            f"{str(run)!r} already holds a run with rank {rank}. Nothing was written.\n"
-            "  Pass another folder, or overwrite=True (--overwrite) to replace it."
-        )
+        raise RunExists(_TAKEN.format(str(run), rank))
 
 
-def make_run(run: Path, rank: int, world_size: int, *, torch_version: str, settings: dict[str, Any]) -> None:
-    """Make the folder, the manifest unless it exists, and this rank's part, not closed. Remove what this rank left before."""
-    run.mkdir(parents=True, exist_ok=True)
-    _remove_rank(run, rank)
+def check_writable(run: Path) -> None:
+    """Raise CannotWrite when a folder cannot be made there, or files in it. What this makes is removed again."""
+    made: list[Path] = []
+    try:
+        for folder in (*reversed(run.parents), run):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        trial = run / f".rank.{os.getpid()}"
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        raise CannotWrite(f"cannot write into {str(run)!r}: {error.strerror or error}.") from None
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # somebody else uses it already
+                folder.rmdir()
+
+
+def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
+    """Put this rank's part in place, not closed, and return it open and locked. Raise RunExists when another process has it.
+
+    The lock is on the part itself and ends with the process that writes it. -1 where there are no locks.
+    """
+    path = run / f"rank{rank}.json"
+    part = RankPart(rank=rank, pid=os.getpid(), host=socket.gethostname())
+    new = run / f".rank{rank}.json.{os.getpid()}"
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
+    mine = os.open(new, os.O_RDONLY)
+    try:
+        _lock(mine)
+        while True:
+            try:
+                os.link(new, path)
+                return mine
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                if not path.exists():
+                    new.replace(path)
+                    return mine
+            if not overwrite:
+                raise RunExists(_TAKEN.format(str(run), rank))
+            with contextlib.suppress(FileNotFoundError):
+                old = os.open(path, os.O_RDONLY)
+                try:
+                    if not _lock(old):
+                        raise RunExists(_BUSY.format(str(run), rank))
+                    if os.path.samestat(os.fstat(old), path.stat()):  # else another process has just replaced it
+                        new.replace(path)
+                        return mine
+                finally:
+                    os.close(old)
+    except BaseException:
+        os.close(mine)
+        raise
+    finally:
+        new.unlink(missing_ok=True)
+
+
+_TAKEN = (
+    "{!r} already holds a run with rank {}. Nothing was written.\n"
+    "  Pass another folder, or overwrite=True (--overwrite) to replace it."
+)
+_BUSY = "{!r}: another process is writing rank {} of this run now. Nothing was written.\n  Pass another folder."
+
+
+def _lock(fd: int) -> bool:
+    """Whether nobody else holds the lock; True too where the file system has none."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
+
+
+def make_run(
+    run: Path, rank: int, world_size: int, *, torch_version: str, settings: dict[str, Any], overwrite: bool = True
+) -> int:
+    """Make the folder, this rank's part, not closed, and the manifest if nobody has yet. What this rank left before is removed.
+
+    Return the part, open and locked: it belongs to whoever has it open.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        claim = _claim(run, rank, overwrite=overwrite)
+    except RunExists:
+        raise
+    except OSError as error:
+        raise CannotWrite(f"cannot write into {str(run)!r}: {error.strerror or error}.") from None
+    _remove_steps(run, rank)
     if rank == 0:
         _remove_ranks_beyond(run, world_size)
     manifest = Manifest(
@@ -63,11 +152,10 @@ def make_run(run: Path, rank: int, world_size: int, *, torch_version: str, setti
     path = run / "manifest.json"
     if rank == 0 or not path.exists():
         replace_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    write_part(run, RankPart(rank=rank, pid=os.getpid(), host=socket.gethostname()))
+    return claim
 
 
-def _remove_rank(run: Path, rank: int) -> None:
-    (run / f"rank{rank}.json").unlink(missing_ok=True)
+def _remove_steps(run: Path, rank: int) -> None:
     for step in run.glob("step*"):
         folder = step / f"rank{rank}"
         if folder.is_dir() and not folder.is_symlink():
@@ -81,12 +169,51 @@ def _remove_ranks_beyond(run: Path, world_size: int) -> None:
     for part in run.glob("rank*.json"):
         number = part.stem.removeprefix("rank")
         if number.isdigit() and int(number) >= world_size:
-            _remove_rank(run, int(number))
+            part.unlink(missing_ok=True)
+            _remove_steps(run, int(number))
 
 
-def read_part(run: Path, rank: int) -> RankPart | None:
-    """Return a rank's part from disk; None when it is missing or incomplete."""
-    try:
-        return msgspec.json.decode((run / f"rank{rank}.json").read_bytes(), type=RankPart)
-    except (OSError, msgspec.DecodeError):
-        return None
+def own_place(run: Path) -> Path:
+    """A place inside the run's folder for a process of the same command that is no rank of it, or not the first with its rank."""
+    return run / f"process{os.getpid()}"
+
+
+def other_places(run: Path) -> list[Path]:
+    """The places of such processes."""
+    found = [
+        path for path in run.glob("process*") if _OURS.match(path.name) and path.is_dir() and not path.is_symlink()
+    ]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("process")))
+
+
+def put_training_first(run: Path) -> None:
+    """Where the first process that called a module only evaluated one, and another one trained, exchange their records."""
+    for place in other_places(run):
+        for part in place.glob("rank*.json"):
+            rank = part.stem.removeprefix("rank")
+            if rank.isdigit() and _trained(place, rank) and not _trained(run, rank):
+                aside = place / ".rank-exchanged"
+                _move_rank(run, aside, rank)
+                _move_rank(place, run, rank)
+                _move_rank(aside, place, rank)
+                aside.rmdir()
+
+
+def _trained(run: Path, rank: str) -> bool:
+    """Whether a backward was recorded."""
+    for calls in run.glob(f"step*/rank{rank}/calls.jsonl"):
+        with calls.open("rb") as lines:
+            if any(b".backward" in line for line in lines):
+                return True
+    return False
+
+
+def _move_rank(source: Path, target: Path, rank: str) -> None:
+    target.mkdir(exist_ok=True)
+    for folder in list(source.glob(f"step*/rank{rank}")):
+        step = target / folder.parent.name
+        step.mkdir(exist_ok=True)
+        folder.rename(step / folder.name)
+        with contextlib.suppress(OSError):  # other ranks have this step too
+            folder.parent.rmdir()
+    (source / f"rank{rank}.json").rename(target / f"rank{rank}.json")

@@ -19,7 +19,7 @@ from tensorprobe.model.event import Event, Frames, SlotEvent
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.model.sink import Needs, Sink, Tensors
 from tensorprobe.numerics.device_summary import fetch_moments
-from tensorprobe.record.run_folder import make_run, read_part, refuse_existing
+from tensorprobe.record.run_folder import make_run, refuse_existing
 from tensorprobe.record.snapshot import Snapshots
 from tensorprobe.record.writer import RunWriter
 
@@ -68,8 +68,11 @@ class RunSink(Sink):
     def open(self, rank: int, world_size: int, settings: RecordSettings) -> None:
         """Make the folder and start the recorder."""
         described = msgspec.to_builtins(settings)
-        make_run(self.out, rank, world_size, torch_version=str(torch.__version__), settings=described)
-        self._start(rank, world_size, settings)
+        version = str(torch.__version__)
+        claim = make_run(
+            self.out, rank, world_size, torch_version=version, settings=described, overwrite=self._overwrite
+        )
+        self._start(rank, world_size, settings, lock=claim)
 
     def _start(self, rank: int, world_size: int, settings: RecordSettings, **layout: Any) -> None:
         self._rank = rank
@@ -151,7 +154,7 @@ class RunSink(Sink):
         return part.coverage if part is not None and part.closed else None
 
     def _read_part(self) -> RankPart | None:
-        return read_part(self.out, self._rank)
+        return self._writer.part
 
     def _fetch(self) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ Written by the recorder only. Disk errors are counted and reported in the covera
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import socket
@@ -33,11 +34,42 @@ class Stored(NamedTuple):
     offset: int | None
 
 
+class RunPlace:
+    """The folder of a run, held open, so that it is found again when somebody moves it while it is written."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.open(run, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        held = Path(f"/proc/self/fd/{self._fd}")
+        self.path = held if self._fd != -1 and held.exists() else run
+        """A path that leads to it, wherever it is. Where the system has no such paths, the one it had at first."""
+
+    def fate(self) -> str | None:
+        """What happened to it: None when it is where it was."""
+        if self._fd == -1:
+            return None
+        if os.fstat(self._fd).st_nlink == 0:
+            return f"the folder {str(self._run)!r} was deleted during the run"
+        with contextlib.suppress(OSError):
+            if self._run.samefile(self.path):
+                return None
+        return f"the folder {str(self._run)!r} was moved during the run, and is now {os.fspath(self.path.resolve())!r}"
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd != -1:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class StepFiles:
     """Where the recorder puts calls and stacks; `tensors` takes the bytes."""
 
-    def __init__(self, run: Path, rank: int, tensors: TensorStore) -> None:
-        self._run, self._rank = run, rank
+    def __init__(self, place: RunPlace, rank: int, tensors: TensorStore) -> None:
+        self._place, self._run, self._rank = place, place.path, rank
+        self._calls_in_file = 0
         self.tensors = tensors
         self._encoder = msgspec.json.Encoder()
         self._step = 0
@@ -91,6 +123,7 @@ class StepFiles:
             data = b"\n".join(lines) + b"\n"
             write_all(self._calls_fd, data)
             self._calls_size += len(data)
+            self._calls_in_file += len(lines)
         except OSError as error:
             self._count("calls.jsonl", error)
             self._lost_calls += len(lines)
@@ -107,15 +140,26 @@ class StepFiles:
             notes.append(
                 f"max_bytes reached after {self.tensors.total_bytes:,} bytes: later tensors have summaries only"
             )
+        fate = self._place.fate()
+        if fate is not None and "moved" in fate:
+            notes.append(fate)
+        elif fate is not None:
+            failures = Counter({fate: 1}) + failures
         written = Written(self.tensors.total_bytes, self._lost_calls, failures, notes)
         part = closed_part(self._rank, trainer_pid, closing, written)
         part = msgspec.structs.replace(part, steps=self._steps)
-        write_part(self._run, part)
+        try:
+            write_part(self._run, part)
+        except OSError as error:
+            self._count(f"rank{self._rank}.json", error)
+            written = written._replace(failures=failures + self._failures)
+            part = msgspec.structs.replace(closed_part(self._rank, trainer_pid, closing, written), steps=self._steps)
+        self._place.close()
         return part
 
     def _open_calls(self) -> None:
         self._calls_fd = _create(self._folder / "calls.jsonl")
-        self._calls_size = 0
+        self._calls_size = self._calls_in_file = 0
         self._steps.append(self._step)
 
     def _without_lost_data(self, line: bytes) -> bytes:
@@ -137,6 +181,10 @@ class StepFiles:
     def _close_step(self) -> None:
         self.flush()
         self.tensors.close()
+        if self._calls_fd != -1 and os.fstat(self._calls_fd).st_nlink == 0:
+            self._failures["calls.jsonl: was deleted during the run"] += 1
+            self._lost_calls += self._calls_in_file
+            self._steps.remove(self._step)
         for fd in (self._calls_fd, self._stacks_fd):
             if fd != -1:
                 os.close(fd)

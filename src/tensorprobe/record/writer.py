@@ -6,7 +6,6 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -320,7 +319,8 @@ class _RecorderProcess:
 class _RecorderThread:
     """The recorder as a thread, where no process can be started. It takes its share of the interpreter."""
 
-    def __init__(self, orders: Orders, ring: Ring) -> None:
+    def __init__(self, orders: Orders, ring: Ring, lock: int) -> None:
+        self._lock = lock
         self._problem: str | None = None
         self.part: RankPart | None = None
         self._orders, self._ring = orders, ring
@@ -335,7 +335,9 @@ class _RecorderThread:
         except Exception as error:
             self._problem = f"{type(error).__name__}: {error}"
         finally:
-            os.close(self._orders.pipe_fd)
+            for fd in (self._orders.pipe_fd, self._lock):
+                if fd != -1:
+                    os.close(fd)
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
@@ -348,7 +350,7 @@ class _RecorderThread:
 def _start(base: Orders, *, in_process: bool, lock: int = -1) -> tuple[Ring, int, _Running]:
     """A ring, the writing end of a pipe, and a recorder that reads both.
 
-    From then on only the recorder's process has `lock` open: workers that this process forks may live longer than the dump.
+    From then on only the recorder has `lock` open: workers that this process forks may live longer than the dump.
     """
     reading, writing = os.pipe()
     try:
@@ -359,37 +361,17 @@ def _start(base: Orders, *, in_process: bool, lock: int = -1) -> tuple[Ring, int
         pass  # a smaller pipe only makes the trainer wait a little more often
     if not in_process:
         ring = None
-        part_fd = _lock_part(Path(base.run) / f"rank{base.rank}.json") if not base.layout else lock
         try:
             ring = Ring.shared(base.ring_bytes)
             orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
-            process = _RecorderProcess(orders, part_fd)
+            process = _RecorderProcess(orders, lock)
             os.close(reading)
+            if lock != -1:
+                os.close(lock)
             return ring, writing, process
         except (OSError, AttributeError):
             if ring is not None:
                 ring.close()
-        finally:
-            if part_fd != -1:
-                os.close(part_fd)
-    elif lock != -1:
-        os.close(lock)
     ring = Ring(base.ring_bytes)
     orders = msgspec.structs.replace(base, pipe_fd=reading)
-    return ring, writing, _RecorderThread(orders, ring)
-
-
-def _lock_part(part: Path) -> int:
-    """The rank's part, open and locked, or -1: whoever has it open holds the lock, so the recorder does from its first moment.
-
-    A reader of a run whose trainer is dead sees by it that the recorder is still writing.
-    """
-    try:
-        import fcntl
-
-        fd = os.open(part, os.O_RDONLY)
-    except (ImportError, OSError):
-        return -1
-    with contextlib.suppress(OSError):  # a file system without locks: nobody waits then
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return fd
+    return ring, writing, _RecorderThread(orders, ring, lock)

@@ -269,6 +269,7 @@ class Probe:
             problems.append(f"{what}. First: {coverage.first_error}")
         if failure is not None:
             problems.append(f"{failure}. What it had written until then can be read.")
+        problems += [f"{note}." for note in coverage.notes if "was moved during the run" in note]
         for name, close in coverage.unmatched.items():
             near = f" Nearest: {', '.join(close)}." if close else ""
             problems.append(f"nothing matched {name!r}.{near}")
