@@ -147,7 +147,10 @@ def test_full_disk_is_told_and_training_goes_on(settings: dict[str, Any], tmp_pa
 def test_folder_that_vanishes_is_told_and_training_goes_on(tmp_path: Path) -> None:
     import shutil
 
-    with pytest.warns(CaptureIncomplete, match="Not a directory"), tensorprobe.capture(tmp_path / "run") as probe:
+    with (
+        pytest.warns(CaptureIncomplete, match="was deleted during the run"),
+        tensorprobe.capture(tmp_path / "run") as probe,
+    ):
         shutil.rmtree(tmp_path / "run")
         (tmp_path / "run").write_text("in the way")
         result = torch.sin(torch.ones(2))
