@@ -27,7 +27,8 @@ from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
-from tensorprobe.replay.isolation import read_call, too_large
+from tensorprobe.replay.isolation import read_call
+from tensorprobe.replay.once import outsized
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare, said
 from tensorprobe.replay.script import Script
 from tensorprobe.work.pool import Reply
@@ -176,7 +177,7 @@ class Checker:
             return _skipped(task, str(error).splitlines()[0])
         if call.model.args is None and call.model.kwargs is None:
             return _skipped(task, "its arguments were not recorded, only its tensors")
-        if reason := too_large(call.model, self._start.max_replay_bytes):
+        if reason := outsized(call.model, self._start.max_replay_bytes):
             return _skipped(task, reason)
         elements = sum(slot.count for slot in call.model.slots)
         torch.set_num_threads(self._start.threads if elements >= _LARGE else 1)

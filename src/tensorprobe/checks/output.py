@@ -20,8 +20,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tensorprobe.checks.plan import Answer, Finished
-from tensorprobe.errors import RunDamaged, SettingsError
+from tensorprobe.errors import FileRefused, RunDamaged, SettingsError
+from tensorprobe.files import demand_file
 from tensorprobe.model.precheck import Precheck
+from tensorprobe.record.lines import MAX_LINE
 from tensorprobe.report.precheck_tables import DETAILS_FILE, RESULT_FILE, write_details, write_result
 from tensorprobe.standard_json import encode
 
@@ -135,6 +137,8 @@ class Journal:
 
     def __init__(self, path: Path, header: Header, *, resume: bool) -> None:
         self._header = header
+        if resume or path.exists() or path.is_symlink():
+            demand_file(path)
         self._file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | (0 if resume else os.O_CREAT), 0o666), "r+b")
         self.finished: list[Finished] = []
         self.begun = resume
@@ -172,7 +176,7 @@ class Journal:
         for number, line in enumerate(lines, start=2):
             try:
                 self.finished.append(msgspec.convert(msgspec.json.decode(line), Finished, strict=False))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise RunDamaged(
                     f"line {number} of '{path}' cannot be read: {error}.\n  Start anew in another folder."
                 ) from None
@@ -184,9 +188,10 @@ class Journal:
 def is_journal(path: Path) -> bool:
     """Whether the file is a journal, whatever it is of; an empty one was stopped before its first outcome."""
     try:
+        demand_file(path)
         with path.open("rb") as file:
             return path.stat().st_size == 0 or _read_header(next(_whole_lines(file), b"")) is not None
-    except OSError:
+    except (OSError, FileRefused):
         return False
 
 
@@ -205,16 +210,20 @@ def _read_header(line: bytes) -> Header | None:
     """The header in the first line of a journal; None when it is none that we know."""
     try:
         header = msgspec.json.decode(line, type=Header)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return header if (header.format, header.version) == (FORMAT, 1) else None
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0, os.SEEK_SET)
-    for line in file:
+    while line := file.readline(MAX_LINE):
         if line.endswith(b"\n"):
             yield line
+        elif len(line) == MAX_LINE:
+            raise RunDamaged(
+                f"'{file.name}' has a line of more than {MAX_LINE:,} bytes. It was not read.\n  Start anew in another folder."
+            )
 
 
 def _demand_same(path: Path, held: Header | None, header: Header) -> None:

@@ -23,6 +23,7 @@ def overflow(
     allow: list[str] = option(OverflowSettings, "allow", "--allow", default=[], metavar="NAME"),
     near: float | None = option(OverflowSettings, "near", metavar="FACTOR"),
     replay: bool = option(OverflowSettings, "replay", "--replay/--no-replay"),
+    max_replay_bytes: str | None = option(OverflowSettings, "max_replay_bytes", metavar="SIZE"),
     form: list[str] = format_option(OverflowReport),
     as_json: bool = JSON,
     limit: int = LIMIT,
@@ -36,5 +37,7 @@ def overflow(
 
     forms = read_forms(form, as_json, OverflowReport)
     with progress("searching"):
-        result = find_overflow(run, steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
+        result = find_overflow(
+            run, steps=steps, ranks=ranks, allow=allow, near=near, replay=replay, max_replay_bytes=max_replay_bytes
+        )
     show(result, forms, limit)

@@ -42,6 +42,7 @@ def precheck(
     ranks: str | None = option(PrecheckSettings, "ranks"),
     jobs: int = option(PrecheckSettings, "jobs", metavar="N"),
     time_limit: float = option(PrecheckSettings, "time_limit_s", "--time-limit", metavar="SECONDS"),
+    max_replay_bytes: str | None = option(PrecheckSettings, "max_replay_bytes", metavar="SIZE"),
     out: Path | None = typer.Option(
         None, *OUT, metavar="FOLDER", help="Folder for the result: two tables, summary.json, saved failures."
     ),
@@ -75,6 +76,7 @@ def precheck(
         "hard": hard,
         "jobs": jobs,
         "time_limit_s": time_limit,
+        "max_replay_bytes": max_replay_bytes,
         "save_failures": save_failures,
     }
     given = either(out, None if output is None else Path(output), "--out")

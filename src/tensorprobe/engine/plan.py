@@ -51,8 +51,10 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
     if not common:
         raise CannotCompare(_nothing_in_common(sides, steps, ranks))
     plan = Plan(tasks=[], policy=policy.name, steps=sorted({step for step, _ in common}))
-    for rank in sorted({rank for _, rank in common}):
-        at = sorted(step for step, other in common if other == rank)
+    steps_of: dict[int, list[int]] = {}
+    for step, rank in sorted(common):
+        steps_of.setdefault(rank, []).append(step)
+    for rank, at in sorted(steps_of.items()):
         plan.tasks.append(
             RankTask(
                 baseline=sides[0].address,

@@ -80,7 +80,12 @@ def default_replay_bytes() -> int:
 
 def too_large(call: Call, most_bytes: int) -> str | None:
     """Return why a call is not replayed if its tensors need too much memory, else None."""
-    needed = _BYTES_PER_ELEMENT * sum(slot.count for slot in call.slots)
+    return too_many(sum(slot.count for slot in call.slots), most_bytes)
+
+
+def too_many(elements: int, most_bytes: int) -> str | None:
+    """Return why nothing with so many elements is replayed, if that needs too much memory, else None."""
+    needed = _BYTES_PER_ELEMENT * elements
     if needed <= most_bytes:
         return None
     return f"its replay needs about {size(needed)}, more than max_replay_bytes ({size(most_bytes)})"

@@ -18,9 +18,12 @@ from tensorprobe.model import Call, Slot
 from tensorprobe.ops import Trait, has, short_name
 from tensorprobe.replay.arguments import PRECISIONS, Rebuilding, rebuild_call
 from tensorprobe.replay.functions import CannotReplay, find_function
+from tensorprobe.replay.isolation import too_large, too_many
 from tensorprobe.replay.layout import copied, room
 
 _HALF = ("float16", "bfloat16")
+_MOST_GROWTH, _SMALL = 4, 1 << 20
+"""A result that has more elements than the recorded one, by more than this, is no replay of it."""
 _ON_HOST = {"tensor_split": "input.1"}
 """Arguments that torch requires on the CPU."""
 _UNDERSTOOD = {
@@ -110,6 +113,30 @@ class Replay:
             for name, gradient in zip(wanted, found, strict=True)
             if gradient is not None
         }
+
+
+def outsized(call: Call, most_bytes: int) -> str | None:
+    """Return why a call is not run: its tensors, or the results that its arguments ask for, need too much memory.
+
+    The sizes of the results are found on the meta device, which has shapes and no memory. An op that it cannot run is
+    judged by the recorded tensors alone.
+    """
+    if reason := too_large(call, most_bytes):
+        return reason
+    try:
+        shapes = {
+            slot.name: torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device="meta")
+            for slot in call.slots
+            if slot.side != "output"
+        }
+        with torch.random.fork_rng(devices=[]):
+            made = sum(output.numel() for output in Replay(call, shapes, device="meta").outputs.values())
+    except Exception:  # no such kernel, or values decide about the shape: the call itself is run with a limit of memory
+        return None
+    recorded = sum(slot.count for slot in call.slots if slot.side == "output")
+    if recorded and made > _MOST_GROWTH * recorded + _SMALL:
+        return f"its arguments ask for results of {made:,} elements; the record holds {recorded:,}"
+    return too_many(made, most_bytes)
 
 
 def stays_on_host(call: Call, name: str) -> bool:

@@ -37,6 +37,7 @@ def overflow(
     allow: Names = (),
     near: float | None = None,
     replay: bool = True,
+    max_replay_bytes: int | str | None = None,
 ) -> OverflowResult: ...
 @overload
 def overflow(
@@ -48,6 +49,7 @@ def overflow(
     allow: Names = (),
     near: float | None = None,
     replay: bool = True,
+    max_replay_bytes: int | str | None = None,
     stop_after: int | None = None,
     ring: int = 64,
     under_scaler: bool = False,
@@ -67,6 +69,7 @@ def overflow(
     allow: Names = (),
     near: float | None = None,
     replay: bool = True,
+    max_replay_bytes: int | str | None = None,
     stop_after: int | None = None,
     ring: int = 64,
     under_scaler: bool = False,
@@ -91,6 +94,8 @@ def overflow(
         allow: never report these ops, calls or modules. Globs work.
         near: also report outputs near the limit of their dtype: `near=2` reports outputs beyond half of the limit.
         replay: run the first bad calls again in higher precision, to tell device faults from numbers that are too large.
+        max_replay_bytes: do not replay recorded calls that would need more memory, e.g. `4G`. Default: a quarter of this
+            machine's.
 
     The other settings are for a watch only:
         out: folder for the findings, as they happen.

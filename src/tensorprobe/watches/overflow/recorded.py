@@ -43,12 +43,15 @@ def find_overflow(
     allow: Names = (),
     near: float | None = None,
     replay: bool = True,
+    max_replay_bytes: int | str | None = None,
 ) -> OverflowResult:
     """Return the findings of a recorded run, or of a watch that wrote into this folder, over all ranks.
 
     Raises NoData if the run has neither statistics nor values, NotFound for a step or rank that does not exist.
     """
-    chosen = OverflowSettings.of(steps=steps, ranks=ranks, allow=allow, near=near, replay=replay)
+    chosen = OverflowSettings.of(
+        steps=steps, ranks=ranks, allow=allow, near=near, replay=replay, max_replay_bytes=max_replay_bytes
+    )
     if not isinstance(path, Run):
         folder = Path(path)
         if folder.is_dir() and any(folder.glob("overflow.rank*.json")):
@@ -64,6 +67,7 @@ class _Search:
     """A search through one run."""
 
     def __init__(self, run: Run, chosen: OverflowSettings) -> None:
+        self._most_bytes: int | None = chosen.max_replay_bytes
         self._run, self._allow, self._near, self._replay = run, chosen.allow, chosen.near, chosen.replay
         self._steps, self._ranks = chosen.steps, chosen.ranks
         self._ledgers: dict[int, Ledger] = {}
@@ -117,7 +121,7 @@ class _Search:
         if replayed:
             from tensorprobe.watches.overflow.replaying import Recorded, recorded_verdicts
 
-            verdicts = iter(recorded_verdicts(self._run, [Recorded(*each) for each in replayed]))
+            verdicts = iter(recorded_verdicts(self._run, [Recorded(*each) for each in replayed], self._most_bytes))
         judged = []
         for first, each in zip(first_nonfinite, asked, strict=True):
             if isinstance(each, str):

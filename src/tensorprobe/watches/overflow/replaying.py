@@ -23,8 +23,8 @@ from tensorprobe.numerics.summary import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job, too_large
-from tensorprobe.replay.once import Replay
+from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job
+from tensorprobe.replay.once import Replay, outsized
 from tensorprobe.replay.runs import said
 from tensorprobe.replay.script import Results, make_script, place_line
 from tensorprobe.taps.alone import private_graph, unseen
@@ -52,7 +52,12 @@ class Recorded(msgspec.Struct, frozen=True):
     forward: Entry | None = None
 
 
-def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
+class _Start(msgspec.Struct, frozen=True):
+    run: RunPlace
+    most_bytes: int
+
+
+def recorded_verdicts(run: Run, calls: Sequence[Recorded], most_bytes: int | None = None) -> list[Judgement]:
     """Judge calls with recorded values in a separate process. If that process dies, only the current call is lost."""
     found: dict[int, Judgement] = {}
 
@@ -63,7 +68,9 @@ def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
         last = f": {death.last_line}" if death.last_line else ""
         found[death.number] = Judgement("unknown", f"its replay {death.how}{last}")
 
-    job = replay_job("tensorprobe.watches.overflow.replaying:serve_verdicts", msgspec.msgpack.encode(RunPlace.of(run)))
+    most = most_bytes or default_replay_bytes()
+    start = msgspec.msgpack.encode(_Start(RunPlace.of(run), most))
+    job = replay_job("tensorprobe.watches.overflow.replaying:serve_verdicts", start, most_bytes=most)
     failed = ""
     try:
         run_in_processes(job, [msgspec.msgpack.encode(each) for each in calls], jobs=1, take=take, died=died)
@@ -75,12 +82,13 @@ def recorded_verdicts(run: Run, calls: Sequence[Recorded]) -> list[Judgement]:
 @contextlib.contextmanager
 def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
     """Answer with the verdict on recorded calls; a target of `work.pool`."""
-    run = msgspec.msgpack.decode(start, type=RunPlace).open()
+    given = msgspec.msgpack.decode(start, type=_Start)
+    run = given.run.open()
 
     def answer(parcel: bytes) -> Reply:
         asked = msgspec.msgpack.decode(parcel, type=Recorded)
         try:
-            judged = _recorded_verdict(run, asked)
+            judged = _recorded_verdict(run, asked, given.most_bytes)
         except TensorprobeError as error:
             judged = Judgement("unknown", f"the call cannot be read: {str(error).splitlines()[0]}")
         return Reply(msgspec.msgpack.encode(judged))
@@ -88,10 +96,10 @@ def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
     yield answer
 
 
-def _recorded_verdict(run: Run, asked: Recorded) -> Judgement:
+def _recorded_verdict(run: Run, asked: Recorded, most_bytes: int) -> Judgement:
     call = read_call(run, asked.step, asked.rank, asked.call)
     forward = call if asked.forward is None else read_call(run, asked.step, asked.rank, asked.forward)
-    if reason := too_large(forward.model, default_replay_bytes()):
+    if reason := outsized(forward.model, most_bytes):
         return Judgement("unknown", reason)
     inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
     found = {slot.name: slot.tensor() for slot in call.slots if slot.side != "input" and slot.has_data}

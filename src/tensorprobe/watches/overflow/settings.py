@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorprobe.settings import Settings, above, flag, name_list, parse_bytes, parse_numbers, setting, whole
 
-SEARCH = ("steps", "ranks", "allow", "near", "replay")
+SEARCH = ("steps", "ranks", "allow", "near", "replay", "max_replay_bytes")
 """The settings that a search in a recorded run takes too. The others are about a program at work."""
 
 
@@ -29,6 +29,11 @@ class OverflowSettings(Settings):
         True,
         "Run the first bad calls again in higher precision, to tell device faults from numbers that are too large.",
         flag,
+    )
+    max_replay_bytes: Any = setting(
+        None,
+        "Do not replay recorded calls that would need more memory, e.g. 4G. Default: a quarter of this machine's.",
+        parse_bytes,
     )
     stop_after: int | None = setting(None, "Raise TrainingStopped after this many findings.", whole(1))
     ring: int = setting(64, "How many of the last calls are kept for a process that is killed.", whole(1, 1 << 20))

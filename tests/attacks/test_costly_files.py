@@ -1,0 +1,335 @@
+"""A bad file costs seconds and megabytes: every command ends with a clear answer within 10 s and 1 GB, and never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorprobe.errors import did_you_mean, nearest
+from tests.attacks import costs
+from tests.builders import checker, ptdbg, ranks, runs
+
+pytestmark = pytest.mark.process
+X = np.ones((4, 4), np.float32)
+MB, GB = 1 << 20, 1 << 30
+HEAD = '{"task":"statistics","level":"L1","framework":"pytorch","dump_data_dir":"x","data":{'
+Command = tuple[object, ...]
+
+
+def mm(name: str = "Torch.mm.0.forward", **more: Any) -> runs.Call:
+    arguments = {"args": [{"slot": "input.0"}, {"slot": "input.1"}], **more}
+    return runs.call(name, inputs=[X, X], outputs=[X @ X], **arguments)
+
+
+def put(path: Path, kind: str) -> Path:
+    """Put something that is no file in place of a file."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as held, open_folder(path.parent) as folder:
+            held.bind(f"/proc/self/fd/{folder}/{path.name}")  # a path of its own may be too long
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"device": "/dev/zero", "loop": path.name}[kind])
+    return path
+
+
+class open_folder:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._fd)
+
+
+def sparse(path: Path, start: bytes = b"{", size: int = 8 * GB) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(start)
+    os.truncate(path, size)
+    return path
+
+
+def msprobe(root: Path, text: str) -> Path:
+    folder = root / "dump" / "step0" / "rank0"
+    folder.mkdir(parents=True)
+    (folder / "dump.json").write_text(text)
+    return root / "dump"
+
+
+def entry(name: str, shape: list[int] | None = None) -> str:
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": shape or [2], "Max": 1, "Min": 0, "Mean": 0}
+    tensor |= {"Norm": 1, "requires_grad": False}
+    return f"{json.dumps(name)}: {json.dumps({'input_args': [tensor, tensor], 'input_kwargs': {}, 'output': [tensor]})}"
+
+
+def unterminated_string(root: Path) -> Iterator[Command]:
+    yield "inspect", msprobe(root, HEAD + '"NaN' + 'a\\"NaN' * (MB // 6))
+
+
+def unterminated_string_of_a_checker(root: Path) -> Iterator[Command]:
+    checker.write_dump(root / "dump", '{"Functional*relu*0": NaN "' + '\\"' * (MB // 2))
+    yield "inspect", root / "dump"
+
+
+def names_of_a_megabyte(root: Path) -> Iterator[Command]:
+    names = ["Functional." + "a.0." * (MB // 4) + "0.forward", "Module." + "." * 400_000 + "Linear.forward.0"]
+    names += ["Module." + ".parameters_grad" * 60_000]
+    yield "inspect", msprobe(root, HEAD + ",".join(map(entry, names)) + "}}")
+    for number, name in enumerate(
+        ["Torch_" + "x_0_forward_input.a" * 50_000 + ".", "Torch_" + "0_" * 400_000 + "forward_input.0"]
+    ):
+        line = ptdbg.Line([name, 1, [], "torch.float32", [4], [1, 1, 1]])
+        ptdbg.write_rank(root / f"dump{number}_v1.0" / "rank0", [line])
+        yield "inspect", root / f"dump{number}_v1.0"
+
+
+def module_path_of_dots(root: Path) -> Iterator[Command]:
+    runs.write(root / "a", [mm(module="." * 400_000), mm("Torch.mm.1.forward")])
+    runs.write(root / "b", [mm(module="x" + "." * 400_000), mm("Torch.mm.1.forward")])
+    yield "compare", root / "a", root / "b"
+
+
+def frames_that_backtrack(root: Path) -> Iterator[Command]:
+    dump = msprobe(root, HEAD + entry("Functional.relu.0.forward") + "}}")
+    frames = ["File " + ", line 1, in " * 60_000, "File a, line 1, in " + ", " * 400_000]
+    (dump / "step0" / "rank0" / "stack.json").write_text(json.dumps({"0": [["Functional.relu.0.forward"], frames]}))
+    yield "inspect", dump, "Functional.relu.0"
+
+
+def nesting(root: Path) -> Iterator[Command]:
+    yield "inspect", msprobe(root, HEAD + '"a":' + "[" * MB)
+
+
+def sparse_files(root: Path) -> Iterator[Command]:
+    sparse(root / "msprobe" / "step0" / "rank0" / "dump.json", HEAD.encode())
+    yield "inspect", root / "msprobe"
+    sparse(root / "checker" / "forward_info_7.json")
+    yield "inspect", root / "checker"
+    for name in ("manifest.json", "rank0.json", "step0/rank0/calls.jsonl"):
+        runs.write(root / name, [mm()])
+        os.truncate(root / name / name, 8 * GB)
+        yield "inspect", root / name
+    sparse(root / "watch" / "overflow.rank0.json")
+    yield "overflow", root / "watch"
+    sparse(root / "shards" / "shard-1-of-1.json")
+    yield "merge", root / "shards"
+
+
+def a_declared_shape_of_gigabytes(root: Path) -> Iterator[Command]:
+    dump = msprobe(root, HEAD + entry("Torch.mm.0.forward", [1 << 15, 1 << 15]) + "}}")
+    yield "precheck", dump
+    yield "overflow", dump
+
+
+def arguments_that_ask_for_gigabytes(root: Path) -> Iterator[Command]:
+    one = np.ones(1, np.float32)
+    infinite = np.full(1, np.inf, np.float32)
+    calls = [
+        runs.call("Torch.zeros.0.forward", outputs=[one], args=[[60_000, 60_000]]),
+        runs.call("Torch.full.0.forward", outputs=[infinite], args=[[30_000, 30_000], 1.0]),
+        runs.call("Tensor.repeat.0.forward", inputs=[X], outputs=[X], args=[{"slot": "input.0"}, 1 << 16, 1 << 10]),
+        runs.call("Torch.arange.0.forward", outputs=[one], args=[1 << 50]),
+        mm(),
+    ]
+    runs.write(root / "a", calls)
+    yield "precheck", root / "a"
+    yield "overflow", root / "a"
+
+
+def a_shard_of_a_billion(root: Path) -> Iterator[Command]:
+    (root / "shards").mkdir()
+    (root / "shards" / "shard-1-of-999999999.json").write_text("{}")
+    yield "merge", root / "shards"
+    runs.write(root / "a", [mm()])
+    yield "compare", root / "a", root / "a", "-o", root / "out", "--shard", "1/999999999"
+
+
+def thousands_of_empty_segments(root: Path) -> Iterator[Command]:
+    runs.write(root / "a", {(step, 0): [] for step in range(3000)})
+    yield "inspect", root / "a"
+    yield "compare", root / "a", root / "a"
+
+
+def a_step_list_of_a_million(root: Path) -> Iterator[Command]:
+    runs.write(root / "a", [mm()])
+    runs.write_rank(root / "a", steps=list(range(10**6)))
+    runs.write_manifest(root / "a", world_size=10**18)
+    yield "inspect", root / "a"
+
+
+CASES: dict[str, Callable[[Path], Iterator[Command]]] = {
+    case.__name__: case
+    for case in (
+        unterminated_string,
+        unterminated_string_of_a_checker,
+        names_of_a_megabyte,
+        module_path_of_dots,
+        frames_that_backtrack,
+        nesting,
+        sparse_files,
+        a_declared_shape_of_gigabytes,
+        arguments_that_ask_for_gigabytes,
+        a_shard_of_a_billion,
+        thousands_of_empty_segments,
+        a_step_list_of_a_million,
+    )
+}
+
+
+def assert_cheap(command: Command, *codes: int) -> costs.Cost:
+    cost = costs.run(*command)
+    assert not cost.problems(*codes), (command, cost.problems(*codes), cost.out[-1000:], cost.err[-1000:])
+    return cost
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_file_costs_seconds_and_megabytes(case: str, tmp_path: Path) -> None:
+    for command in CASES[case](tmp_path):
+        assert_cheap(command, 0, 1, 2)
+
+
+KINDS = ("pipe", "socket", "folder", "device", "loop")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_not_read(kind: str, tmp_path: Path) -> None:
+    good = runs.write(tmp_path / "good", [mm()])
+    for folder in ("watch", "shards", "journal", "rules"):
+        (tmp_path / folder).mkdir()
+    put(tmp_path / "watch" / "overflow.rank0.json", kind)
+    put(tmp_path / "shards" / "shard-1-of-1.json", kind)
+    put(tmp_path / "journal" / "checks.jsonl", kind)
+    rules = put(tmp_path / "rules" / "policy.toml", kind)
+    dump = msprobe(tmp_path, "")
+    put(dump / "step0" / "rank0" / "dump.json", kind)
+    for command in (
+        ("overflow", tmp_path / "watch"),
+        ("merge", tmp_path / "shards"),
+        ("precheck", good, "--resume", tmp_path / "journal"),
+        ("compare", good, good, "--policy", rules),
+        ("compare", good, good, "--map", rules),
+        ("inspect", rules),
+        ("inspect", dump),
+    ):
+        assert_cheap(command, 2)
+
+
+def test_a_replay_that_never_ends_or_dies_is_one_failed_call(tmp_path: Path) -> None:
+    infinite = np.full((4, 4), np.inf, np.float32)
+    power = {"inputs": [X], "outputs": [infinite], "args": [{"slot": "input.0"}, 1 << 62]}
+    runs.write(tmp_path / "a", [runs.call("Torch.matrix_power.0.forward", **power), mm()])
+    cost = assert_cheap(("precheck", tmp_path / "a", "--time-limit", "3"), 0, 1)
+    assert "passed    1" in cost.out
+    assert_cheap(("overflow", tmp_path / "a"), 0, 1)
+
+
+def test_any_flipped_byte_of_a_table_is_one_clear_error(tmp_path: Path) -> None:
+    ranks.write_pair(tmp_path)
+    shards = tmp_path / "shards"
+    command = ("compare", tmp_path / "baseline", tmp_path / "candidate", "-o", shards, "--shard", "1/1")
+    assert costs.run(*command).code == 0
+    table = next(shards.glob("*rank0.parquet"))
+    raw = table.read_bytes()
+    for at in range(7, len(raw), len(raw) // 8):
+        copy = tmp_path / f"flipped{at}"
+        shutil.copytree(shards, copy)
+        (copy / table.name).write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
+        assert_cheap(("merge", copy), 0, 1, 2)
+
+
+LIMITED = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1)); del sys.argv[1]; "
+    "from tensorprobe.cli.main import main; main()"
+)
+
+
+@pytest.mark.parametrize("limit", [0, 300, 3000])
+@pytest.mark.parametrize("what", ["compare", "csv", "xlsx", "shard", "merge", "precheck", "export", "format"])
+def test_a_full_disk_is_one_clear_error(what: str, limit: int, tmp_path: Path) -> None:
+    assert resource.RLIMIT_FSIZE is not None
+    a, b = ranks.write_pair(tmp_path)
+    out = tmp_path / "out"
+    if what == "merge":
+        if limit != 300:
+            pytest.skip("one limit is enough for a command that needs another before it")
+        assert costs.run("compare", a, b, "-o", out, "--shard", "1/1").code == 0
+    before = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    command: dict[str, Command] = {
+        "compare": ("compare", a, b, "-o", out),
+        "csv": ("compare", a, b, "-o", out, "--format", "csv"),
+        "xlsx": ("compare", a, b, "-o", out, "--format", "xlsx"),
+        "shard": ("compare", a, b, "-o", out, "--shard", "1/1"),
+        "merge": ("merge", out),
+        "precheck": ("precheck", a, "-o", out, "--jobs", "0"),
+        "export": ("export", a, "--to", "safetensors", "-o", out),
+        "format": ("compare", a, b, "--format", f"json={tmp_path / 'result.json'}"),
+    }
+    cost = costs.run_program([sys.executable, "-c", LIMITED, str(limit), *map(str, command[what])])
+    assert not cost.problems(2), (cost.problems(2), cost.out[-500:], cost.err[-1500:])
+    assert "File too large" in cost.err
+    after = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    if what in ("compare", "csv", "xlsx", "shard", "merge"):
+        assert after == before
+
+
+@pytest.mark.parametrize("place", ["/proc/tensorprobe", "/dev/null/out"])
+def test_an_output_folder_that_cannot_be_made_is_one_clear_error(place: str, tmp_path: Path) -> None:
+    good = runs.write(tmp_path / "good", [mm()])
+    for command in (
+        ("compare", good, good, "-o", place),
+        ("precheck", good, "-o", place),
+        ("export", good, "--to", "npy", "-o", place),
+        ("compare", good, good, "--format", f"csv={place}"),
+    ):
+        assert_cheap(command, 2)
+
+
+HOSTILE = "a\x1b[31m\n::error::x\u202e\x9b=1+1\udcff"
+
+
+def test_names_of_files_and_folders_are_made_harmless(tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE
+    good = runs.write(folder / "good", [mm()])
+    other = runs.write(folder / "other", [mm("Torch.mm.0.forward", module="m"), mm("Torch.mm.1.forward")])
+    out = folder / "out"
+    for command in (
+        ("inspect", good),
+        ("inspect", good, "Torch.mm.0"),
+        ("inspect", good, "--verify"),
+        ("inspect", folder / "none"),
+        ("inspect", folder),
+        ("overflow", good),
+        ("precheck", good, "-o", folder / "checked"),
+        ("compare", good, other, "-o", out),
+        ("compare", good, other, "--format", "md"),
+        ("compare", good, other, "--format", "junit"),
+        ("compare", good, other, "--format", "github"),
+        ("compare", good, other, "--json"),
+        ("export", good, "--to", "npy", "-o", folder / "files"),
+        ("compare", good, folder / "none"),
+        ("merge", out),
+        ("compare", good, good, "--map", folder / "none"),
+        ("compare", good, good, "--policy", folder / "none.toml"),
+    ):
+        cost = assert_cheap(command, 0, 1, 2)
+        assert not any(line.startswith("::error::x") for line in (cost.out + cost.err).splitlines())
+
+
+def test_nearest_names_cost_nothing_for_long_and_many_names() -> None:
+    assert nearest("Torch." + "ab" * 30_000, ["Torch." + "ba" * 30_000] * 100) == []
+    assert did_you_mean("x" * 150, (f"{number}" + "y" * 150 for number in range(10**6))) == ""
