@@ -16,7 +16,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: test-torch help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect identical sweep wheel sanitize clean
+.PHONY: fuzz test-torch help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect identical sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,8 +128,11 @@ wheel: $(READY) ## build four wheels and the sdist into dist/: tensorprobe and t
 sanitize: $(READY) ## the C code under the address and undefined-behaviour sanitizers
 	tools/sanitize.sh $(BIN)/python
 
+fuzz: $(READY) ## change bytes and fields of small dumps and check what every command does: make fuzz MINUTES=1
+	$(BIN)/python tools/fuzz.py --minutes $(or $(MINUTES),1) $(ARGS)
+
 clean: ## remove everything that was made, but not .venv
-	rm -rf build compat/*/build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info compat/*/*.egg-info
+	rm -rf build compat/*/build dist demo-output fuzz-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info compat/*/*.egg-info
 	rm -f src/tensorprobe/*.so src/tensorprobe/*/*.so $(READY)
 	find src compat tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +60,9 @@ def run(*command: object, timeout_s: float = 6 * MOST_S, **settings: Any) -> Cos
 
 def run_program(words: list[str], timeout_s: float = 6 * MOST_S, **settings: Any) -> Cost:
     """Run a program to its end, or kill it after `timeout_s`."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = warm.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **settings)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with warm.Popen(words, **pipes, **settings) as process, ThreadPoolExecutor(2) as readers:
+        texts = [readers.submit(stream.read) for stream in (process.stdout, process.stderr)]
         timer = threading.Timer(timeout_s, os.kill, (process.pid, signal.SIGKILL))
         timer.start()
         try:
@@ -69,11 +70,8 @@ def run_program(words: list[str], timeout_s: float = 6 * MOST_S, **settings: Any
         finally:
             timer.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read(8 * _MOST_PRINTED).decode(errors="backslashreplace"))
-    return Cost(process.returncode, *texts, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        out, err = (text.result().decode(errors="backslashreplace") for text in texts)
+    return Cost(process.returncode, out, err, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 
 def _word(argument: object) -> str | Path:

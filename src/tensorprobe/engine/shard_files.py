@@ -25,6 +25,7 @@ from tensorprobe.record.run import ranges
 from tensorprobe.version import VERSION
 
 FORMAT = "tensorprobe-shard"
+MOST_SHARDS = 100_000
 _MOST_SHOWN = 300
 SHARD_FILE = re.compile(r"shard-([1-9][0-9]{0,8})-of-([1-9][0-9]{0,8})\.json")
 
@@ -138,7 +139,12 @@ def read_shards(output: Output) -> list[Shard]:
             f"'{output.said}' holds shards of different divisions ({held}).\n  Remove the files of those that are not wanted."
         )
     of = divisions[0]
-    missing = [number for number in range(1, of + 1) if (number, of) not in found.values()]
+    if of > MOST_SHARDS:
+        raise CannotCompare(
+            f"a file in '{output.said}' claims to be one of {of:,} shards; there are at most {MOST_SHARDS:,}."
+        )
+    there = set(found.values())
+    missing = [number for number in range(1, of + 1) if (number, of) not in there]
     if missing:
         raise CannotCompare(
             f"'{output.said}' holds {len(found)} of {of} shards; {ranges(missing)} {'is' if len(missing) == 1 else 'are'} "
@@ -199,7 +205,7 @@ def read_parts(output: Output, names: dict[int, str], results: dict[int, RankRes
         wanted = sum(answer.rows for answer in results[rank].answers)
         try:
             found = parquet.read_metadata(path).num_rows
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise CannotCompare(f"'{path.name}' is damaged: {error}. Run its shard again.") from None
         if found != wanted:
             raise CannotCompare(f"'{path.name}' holds {found:,} rows, not {wanted:,}. Run its shard again.")

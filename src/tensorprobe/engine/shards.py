@@ -26,6 +26,7 @@ from tensorprobe.engine.result import Result
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.engine.shard_files import (
     FORMAT,
+    MOST_SHARDS,
     SHARD_FILE,
     Question,
     Shard,
@@ -62,6 +63,8 @@ def parse_shard(text: str) -> tuple[int, int]:
     match = _SHARD.fullmatch(text.strip())
     if match is None or int(match[1]) > int(match[2]):
         raise SettingsError(f"shard is {text!r}; it must be i/n with i from 1 to n: the second of eight is 2/8.")
+    if int(match[2]) > MOST_SHARDS:
+        raise SettingsError(f"shard is {text!r}; expected at most {MOST_SHARDS:,} parts.")
     return int(match[1]), int(match[2])
 
 

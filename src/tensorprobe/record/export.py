@@ -139,6 +139,7 @@ def save_tensor(held: Any, file: IO[bytes]) -> None:
 
 
 def _write_safetensors(calls: Iterator[StoredCall], file: Path, result: Exported) -> int:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     found = 0
@@ -163,7 +164,13 @@ def _write_safetensors(calls: Iterator[StoredCall], file: Path, result: Exported
                 owners.add(tensor.data_ptr())
     if tensors:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, file)
+        try:
+            save_file(tensors, file)
+        except SafetensorError as error:  # a full disk, in the words of another language
+            file.unlink(missing_ok=True)
+            raise SettingsError(
+                f"cannot write '{file}': {error}.\n  Free some space, or choose another folder."
+            ) from None
         result.files += 1
         result.tensors += len(tensors)
         result.size_bytes += sum(tensor.nbytes for tensor in tensors.values())

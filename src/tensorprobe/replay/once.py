@@ -129,7 +129,7 @@ def outsized(call: Call, most_bytes: int) -> str | None:
             for slot in call.slots
             if slot.side != "output"
         }
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # what names no device is made there too
             made = sum(output.numel() for output in Replay(call, shapes, device="meta").outputs.values())
     except Exception:  # no such kernel, or values decide about the shape: the call itself is run with a limit of memory
         return None

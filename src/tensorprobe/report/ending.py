@@ -22,6 +22,12 @@ def guarded(program: Callable[[], object], about: str = "run") -> None:
         sys.exit(0)
     except OSError as error:  # a full or read-only disk, a file that is gone: no bug of ours
         _end(type(error).__name__, refusal(error))
+    except UnicodeEncodeError as error:
+        shown = error.object[max(0, error.start - 60) : error.end + 60]
+        _end(
+            "UnicodeEncodeError",
+            f"{shown!r} is not UTF-8, which is needed here. Rename the folder, or pass a link to it.",
+        )
     except MemoryError as error:
         _end("MemoryError", f"the memory of this machine, or of this process's limit, is used up. {error}".rstrip())
     except Exception:

@@ -153,8 +153,9 @@ def read_table(path: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema()
     try:
         for table in _read_csv(path) if Path(path).suffix == ".csv" else _read_parquet(path):
+            table.validate(full=True)  # texts of a damaged file may not be UTF-8
             yield from table.cast(schema).combine_chunks().to_batches()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
         raise SettingsError(f"{os.fspath(path)!r} cannot be read as a result table: {error}") from error
 
 
