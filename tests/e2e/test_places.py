@@ -131,3 +131,17 @@ def test_folder_that_cannot_be_written_is_found_out_before_the_program_starts(tm
     assert not (tmp_path / "started").exists()
     with pytest.raises(CannotWrite, match="cannot write into"):
         tensorprobe.Probe("/proc/nothing/run").start()
+
+
+def test_forgotten_dashes_are_refused_with_what_to_type(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "open('started', 'w')")
+    done = run_tool(["capture", "-o", "run", "python", script, "--steps", "3"], tmp_path, code=2)
+    assert f"tensorprobe capture -o run -- python {script} --steps 3" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("filters", [["--steps", "7"], ["--op", "Torch.nothing"]])
+def test_nothing_recorded_is_reported_and_ends_with_2(filters: list[str], tmp_path: Path) -> None:
+    script = write_script(tmp_path, "import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2))")
+    done = run_tool(["capture", "-o", "run", *filters, "--", sys.executable, script], tmp_path, code=2)
+    assert "Nothing was recorded." in done.stderr

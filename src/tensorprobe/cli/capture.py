@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from tensorprobe.cli.options import OUT, option
-from tensorprobe.errors import CommandFailed
+from tensorprobe.errors import CommandFailed, SettingsError
 from tensorprobe.taps.settings import CaptureSettings
 from tensorprobe.text import shell
 
@@ -75,6 +75,7 @@ def capture(
         "stacks": stacks,
     }
     settings = {key: value for key, value in given.items() if value is not None}
+    _demand_dashes(command, sys.argv[1:])
     CaptureSettings.of(**settings)
     refuse_existing(out, 0, overwrite=overwrite)
     check_writable(out.absolute())
@@ -90,6 +91,18 @@ def capture(
     code = _run(command, environment({_HOOK: payload}, os.environ))
     complete = _report(out, command, code)
     raise typer.Exit(code if code or complete else 2)
+
+
+def _demand_dashes(command: list[str], given: list[str]) -> None:
+    """Refuse options after the command's first word when no -- stands before it: they would be taken for ours."""
+    if "--" in given or command[0] not in given:
+        return
+    first = given.index(command[0])
+    if any(word.startswith("-") for word in given[first:]):
+        typed = " ".join(shell(word) for word in (*given[:first], "--", *given[first:]))
+        raise SettingsError(
+            f"put -- before the command, so that its options are not taken for ours:\n  tensorprobe {typed}"
+        )
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
@@ -129,4 +142,11 @@ def _report(out: Path, command: list[str], code: int) -> bool:
         typer.echo(f"The command ended with exit code {code}.", err=True)
     typer.echo(f"Next:   tensorprobe inspect {shell(out)}", err=True)
     sys.stderr.flush()
+    if all(part.closed and not part.coverage.recorded for part in run.parts.values()):
+        typer.echo(
+            "Nothing was recorded. The lines above say what was seen: the steps or filters chosen may not occur, or every\n"
+            "call was made inside a compiled region.",
+            err=True,
+        )
+        return False
     return not any(part.coverage.failed or part.coverage.first_error for part in run.parts.values())
