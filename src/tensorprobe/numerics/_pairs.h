@@ -21,8 +21,8 @@
 #define TINY_PAIR 0x1p-600 /* below it, squares of differences of doubles may be lost to underflow */
 
 typedef struct { /* what measure_pairs writes for each row; tensorprobe/numerics/pairs.py names the fields in this order */
-    double squares_a, squares_b, squares_d, d_times_sum, abs_d, sum_d, max_abs, max_rel, ulp_max, ulp_sum;
-    double scale; /* by which the values were multiplied before the six sums: a power of two, 1 for nearly every pair */
+    double sums[SUMS], max_abs, max_rel, ulp_max, ulp_sum;
+    double scale; /* by which the values were multiplied before the sums: a power of two, 1 for nearly every pair */
     int64_t max_abs_index, finite, different, within[TOLERANCES], ulp_over_1, ulp_over_4;
     int64_t nonfinite_different, nonfinite_index, nan_a, nan_b, inf_a, inf_b, bit_identical;
 } PairFigures;
@@ -342,20 +342,16 @@ static void walk_pair(const Pair *pair, double scale, Gauge *gauge) {
 }
 
 static void fold_sums(const Gauge *gauge, PairFigures *figures) {
-    figures->squares_a = fold_lanes(gauge->total[SQUARES_A]);
-    figures->squares_b = fold_lanes(gauge->total[SQUARES_B]);
-    figures->squares_d = fold_lanes(gauge->total[SQUARES_D]);
-    figures->d_times_sum = fold_lanes(gauge->total[D_TIMES_SUM]);
-    figures->abs_d = fold_lanes(gauge->total[ABS_D]);
-    figures->sum_d = fold_lanes(gauge->total[SUM_D]);
+    for (int sum = 0; sum < SUMS; sum++) figures->sums[sum] = fold_lanes(gauge->total[sum]);
 }
 
 /* By what the values must be multiplied so that no square overflows and none that matters vanishes. */
 static double pair_scale(const Pair *pair, const PairFigures *figures) {
     if (formats[pair->a.code].mantissa_bits != 52 && formats[pair->b.code].mantissa_bits != 52) return 1;
-    const double total = figures->squares_a + figures->squares_b + figures->squares_d + fabs(figures->d_times_sum);
+    const double a = figures->sums[SQUARES_A], b = figures->sums[SQUARES_B];
+    const double total = a + b + figures->sums[SQUARES_D] + fabs(figures->sums[D_TIMES_SUM]);
     if (total - total != 0) return HUGE_SCALE;
-    return figures->squares_a < TINY_PAIR && figures->squares_b < TINY_PAIR ? TINY_SCALE : 1;
+    return a < TINY_PAIR && b < TINY_PAIR ? TINY_SCALE : 1;
 }
 
 static PairFigures measure_pair(const int64_t *row) {
@@ -383,7 +379,7 @@ static PairFigures measure_pair(const int64_t *row) {
     gauge.total = no_sums;
     walk_pair(&pair, scale, &gauge);
     fold_sums(&gauge, &figures);
-    if (figures.squares_a != 0 || figures.squares_b != 0) figures.scale = scale; /* else there is nothing but zeros */
+    if (figures.sums[SQUARES_A] != 0 || figures.sums[SQUARES_B] != 0) figures.scale = scale; /* else there is nothing but zeros */
     return figures;
 }
 
