@@ -117,6 +117,9 @@ detect: $(READY) ## plant every fault of the catalog, compare, and count what ea
 identical: $(READY) ## execute 35 programs twice at every level, and compare each with itself
 	$(BIN)/python -m bench.identical $(ARGS)
 
+torture: $(READY) ## harm captured programs at random moments (signals, exceptions, disks, folders) for MINUTES=2
+	$(BIN)/python -m bench.torture --minutes $(or $(MINUTES),2)
+
 sweep: $(READY) ## compare the simulated device with the CPU over torch's operator database
 	$(BIN)/python -m bench.sim $(ARGS)
 
