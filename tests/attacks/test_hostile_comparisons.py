@@ -363,8 +363,8 @@ def test_lines_that_only_look_whole_in_the_index_are_told_as_damaged(tmp_path: P
 def test_a_run_that_changes_into_another_version_is_refused(tmp_path: Path) -> None:
     good(tmp_path / "a")
     good(tmp_path / "b")
-    write_manifest(tmp_path / "b", version=2)
-    with pytest.raises(TensorprobeError, match="version 2"):
+    write_manifest(tmp_path / "b", version=3)
+    with pytest.raises(TensorprobeError, match="version 3"):
         tensorprobe.compare(tmp_path / "a", tmp_path / "b")
     write_json(tmp_path / "b" / "manifest.json", [])
     with pytest.raises(RunDamaged):

@@ -216,7 +216,7 @@ def test_shared_and_neighbouring_ranges_are_sound(tmp_path: Path) -> None:
 MANIFESTS: dict[str, tuple[bytes, type[TensorprobeError], str]] = {
     "empty": (b"", RunDamaged, "cannot be read"),
     "cut": (json.dumps(MANIFEST).encode()[:50], RunDamaged, "cannot be read"),
-    "newer version": (json.dumps({**MANIFEST, "version": 2}).encode(), UnsupportedVersion, "format version 2"),
+    "newer version": (json.dumps({**MANIFEST, "version": 3}).encode(), UnsupportedVersion, "format version 3"),
     "newer version with unknown keys only": (
         b'{"format": "tensorprobe-run", "version": 9}',
         UnsupportedVersion,

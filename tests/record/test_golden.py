@@ -103,3 +103,26 @@ def test_stack_is_found_by_its_id(golden: Path) -> None:
 def test_golden_run_is_sound(golden: Path) -> None:
     result = verify_run(open_run(golden), data=True)
     assert (result.problems, result.calls, result.slots, result.bytes_hashed) == ([], 3, 6, 8)
+
+
+def test_version_2_adds_provenance_written_ranges_roles_and_phases(tmp_path: Path) -> None:
+    write_manifest(tmp_path, version=2, provenance={"argv": ["python", "train.py"], "switches": {"threads": 2}})
+    write_rank(tmp_path, coverage={"seen": 1, "recorded": 1})
+    folder = tmp_path / "step0" / "rank0"
+    folder.mkdir(parents=True)
+    (folder / "calls.jsonl").write_bytes(
+        b'{"name":"Tensor.clone.0.forward","slots":[{"name":"input.0","dtype":"float32","shape":[2],"offset":0,"nbytes":8,'
+        b'"written":[[0,1]],"role":"parameter head.weight"}],"phase":"optimizer","microbatch":3}\n'
+    )
+    (folder / "tensors.bin").write_bytes(struct.pack("<ff", 1.0, 0.0))
+    run = open_run(tmp_path)
+    (call,) = run.calls()
+    assert run.manifest.provenance == {"argv": ["python", "train.py"], "switches": {"threads": 2}}
+    assert (call.slots[0].written, call.slots[0].model.role) == (((0, 1),), "parameter head.weight")
+    assert (call.model.phase, call.model.microbatch) == ("optimizer", 3)
+
+
+def test_version_1_has_none_of_these(golden: Path) -> None:
+    run = open_run(golden)
+    assert (run.manifest.version, run.manifest.provenance) == (1, {})
+    assert all(slot.written is None for call in run.calls() for slot in call.slots)

@@ -32,6 +32,7 @@ from tensorprobe.model.measured import BASES
 from tensorprobe.model.reason import Skipped
 from tensorprobe.pairing.nearest import nothing_paired_hint
 from tensorprobe.record import Run
+from tensorprobe.record.provenance import differences
 from tensorprobe.version import VERSION
 
 MAX_FINDINGS = 200
@@ -162,6 +163,10 @@ def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:
     for name, run in zip(("baseline", "candidate"), runs, strict=True):
         if not run.closed:
             notes.append(f"the {name} was never closed: it may end in the middle of a step")
+    differing = differences(*(run.manifest.provenance for run in runs))
+    if differing:
+        more = f"; and {len(differing) - MAX_SOURCES:,} more" if len(differing) > MAX_SOURCES else ""
+        notes.append(f"the runs themselves differ (baseline / candidate): {'; '.join(differing[:MAX_SOURCES])}{more}")
     return notes
 
 

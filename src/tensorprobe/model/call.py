@@ -64,6 +64,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     nbytes: int = 0
     skipped: str | None = None
     written: tuple[tuple[int, int], ...] | None = None
+    role: str = ""
 
     @property
     def side(self) -> Side:
@@ -101,6 +102,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     args: ArgumentTree = None
     kwargs: ArgumentTree = None
     slots: tuple[Slot, ...] = ()
+    phase: str = ""
+    microbatch: int | None = None
 
     @property
     def direction(self) -> Direction:

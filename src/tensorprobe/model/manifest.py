@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 FORMAT_NAME = "tensorprobe-run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -21,6 +21,8 @@ class Manifest(msgspec.Struct, frozen=True):
     created: str
     world_size: int
     settings: dict[str, Any]
+    provenance: dict[str, Any] = {}
+    """Command, code, packages, environment and switches, since version 2."""
 
 
 class Coverage(msgspec.Struct, frozen=True):

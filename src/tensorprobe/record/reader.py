@@ -107,8 +107,10 @@ def _read_manifest(root: Path) -> Manifest:
     if found.version < 1:
         raise RunDamaged(f"'{root / 'manifest.json'}' has version {found.version:,}; versions count from 1.")
     manifest = _decode(raw, Manifest, root / "manifest.json")
-    if nesting_exceeds(manifest.settings, MAX_NESTING):
-        raise RunDamaged(f"'{root / 'manifest.json'}' has settings nested more than {MAX_NESTING} deep; no run does.")
+    if nesting_exceeds([manifest.settings, manifest.provenance], MAX_NESTING + 1):
+        raise RunDamaged(
+            f"'{root / 'manifest.json'}' has settings or provenance nested more than {MAX_NESTING} deep; no run does."
+        )
     return manifest
 
 

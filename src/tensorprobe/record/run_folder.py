@@ -123,7 +123,14 @@ def _lock(fd: int) -> bool:
 
 
 def make_run(
-    run: Path, rank: int, world_size: int, *, torch_version: str, settings: dict[str, Any], overwrite: bool = True
+    run: Path,
+    rank: int,
+    world_size: int,
+    *,
+    torch_version: str,
+    settings: dict[str, Any],
+    provenance: dict[str, Any] | None = None,
+    overwrite: bool = True,
 ) -> int:
     """Make the folder, this rank's part, not closed, and the manifest if nobody has yet. What this rank left before is removed.
 
@@ -148,6 +155,7 @@ def make_run(
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         world_size=world_size,
         settings=settings,
+        provenance=provenance or {},
     )
     path = run / "manifest.json"
     if rank == 0 or not path.exists():

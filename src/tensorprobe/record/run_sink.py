@@ -19,6 +19,7 @@ from tensorprobe.model.event import Event, Frames, SlotEvent
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.model.sink import Needs, Sink, Tensors
 from tensorprobe.numerics.device_summary import fetch_moments
+from tensorprobe.record.provenance import provenance
 from tensorprobe.record.run_folder import make_run, refuse_existing
 from tensorprobe.record.snapshot import Snapshots
 from tensorprobe.record.writer import RunWriter
@@ -68,9 +69,16 @@ class RunSink(Sink):
     def open(self, rank: int, world_size: int, settings: RecordSettings) -> None:
         """Make the folder and start the recorder."""
         described = msgspec.to_builtins(settings)
+        about = provenance() if rank == 0 or not (self.out / "manifest.json").exists() else {}
         version = str(torch.__version__)
         claim = make_run(
-            self.out, rank, world_size, torch_version=version, settings=described, overwrite=self._overwrite
+            self.out,
+            rank,
+            world_size,
+            torch_version=version,
+            settings=described,
+            provenance=about,
+            overwrite=self._overwrite,
         )
         self._start(rank, world_size, settings, lock=claim)
 

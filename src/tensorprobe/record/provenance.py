@@ -1,0 +1,158 @@
+"""What a program was when it was recorded: its command, its code, and the switches that change numbers.
+
+Out: a flat dictionary for the manifest. Environment variables are taken by name from a list, and arguments that look like
+secrets are replaced. Nothing here fails: what cannot be found out is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_ENVIRONMENT = re.compile(
+    r"(OMP|MKL|OPENBLAS|KMP|CUDA|CUBLAS|CUDNN|NCCL|GLOO|HCCL|ASCEND|NPU|TORCH|PYTORCH|TORCHINDUCTOR|XLA|NVIDIA_TF32)_[A-Z0-9_]+"
+    r"|PYTHONHASHSEED|WORLD_SIZE|LOCAL_WORLD_SIZE|DNNL_[A-Z0-9_]+|ONEDNN_[A-Z0-9_]+"
+)
+_SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api[-_]?key|auth|private[-_]?key")
+_SECRET_VALUE = re.compile(
+    r"(hf_|sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_\-]{8,}|eyJ[A-Za-z0-9_\-]{10,}\.|[A-Fa-f0-9]{32,}|://[^/\s:]+:[^@\s]+@"
+)
+_REDACTED = "(redacted)"
+_PACKAGES = (
+    "numpy",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "megatron-core",
+    "lightning",
+    "torch_npu",
+    "triton",
+    "flash-attn",
+    "peft",
+)
+_GIT_SECONDS = 2
+
+
+def provenance() -> dict[str, Any]:
+    """Return what is known of this process."""
+    return {
+        "argv": redacted([*getattr(sys, "orig_argv", sys.argv)]),
+        "cwd": str(Path.cwd()),
+        **_commit(),
+        "platform": platform.platform(),
+        "packages": _packages(),
+        "environment": _environment(os.environ),
+        "switches": _switches(),
+        "seed": torch.initial_seed(),
+    }
+
+
+def redacted(arguments: list[str]) -> list[str]:
+    """Return arguments without those that look like a secret, by the name before them or by their form."""
+    found: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if hide_next and not argument.startswith("-"):
+            found.append(_REDACTED)
+        elif equals and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)):
+            found.append(f"{name}={_REDACTED}")
+        else:
+            found.append(_REDACTED if _SECRET_VALUE.search(argument) else argument)
+        hide_next = argument.startswith("-") and not equals and bool(_SECRET_NAME.search(argument))
+    return found
+
+
+def differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two runs, as `name: baseline / candidate`. What only one of them knows is not listed."""
+    found = []
+    for key in sorted(baseline.keys() & candidate.keys()):
+        ours, theirs = baseline[key], candidate[key]
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            for name in sorted(ours.keys() | theirs.keys()):
+                if ours.get(name) != theirs.get(name):
+                    found.append(f"{name}: {_text(ours.get(name))} / {_text(theirs.get(name))}")
+        elif ours != theirs:
+            found.append(f"{key}: {_text(ours)} / {_text(theirs)}")
+    return found
+
+
+def _text(value: Any) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else "not set" if value is None else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: _REDACTED if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) else value
+        for name, value in sorted(environment.items())
+        if _ENVIRONMENT.fullmatch(name)
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> dict[str, Any]:
+    """Return the commit of the folder the program runs in, and whether files differ from it."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return (
+            {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))} if commit else {}
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "core.fsmonitor=false", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_GIT_SECONDS,
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _switches() -> dict[str, Any]:
+    backends = torch.backends
+    asked = {
+        "threads": torch.get_num_threads,
+        "interop threads": torch.get_num_interop_threads,
+        "default dtype": lambda: str(torch.get_default_dtype()),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+        "float32 matmul precision": torch.get_float32_matmul_precision,
+        "TF32 in matmul": lambda: backends.cuda.matmul.allow_tf32,
+        "TF32 in cudnn": lambda: backends.cudnn.allow_tf32,
+        "reduced precision reductions, fp16": lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "reduced precision reductions, bf16": lambda: backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn": lambda: backends.cudnn.enabled,
+        "cudnn benchmark": lambda: backends.cudnn.benchmark,
+        "cudnn deterministic": lambda: backends.cudnn.deterministic,
+        "mkldnn": lambda: backends.mkldnn.enabled,
+        "flush denormal": lambda: float(torch.tensor([1e-40]).mul(1)) == 0.0,
+    }
+    found: dict[str, Any] = {}
+    for name, ask in asked.items():
+        try:
+            found[name] = ask()
+        except (AttributeError, RuntimeError):  # this torch has no such switch, or refuses to mix two ways to set it
+            continue
+    return found
