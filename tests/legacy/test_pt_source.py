@@ -165,7 +165,7 @@ def test_storage_of_another_byte_order_is_put_right(tmp_path: Path, source: pt.P
         (Slot("output.0", "int32", (2, 3), offset=7, nbytes=24), "holds float32"),
         (Slot("output.0", "float32", (2, 3), offset=7, nbytes=20), "declares 20 bytes"),
         (Slot("output.0", "float32", (2000,), offset=7, nbytes=8000), "it has 8,000 bytes, its file has"),
-        (Slot("output.0", "float99", (2, 3), offset=7, nbytes=24), "dtype 'float99' is not one"),
+        (Slot("output.0", "float99", (2, 3), offset=7, nbytes=24), "dtype 'float99' is not a known dtype"),
         (Slot("output.0", "float32", (2, 3), nbytes=24), "it has no file"),
         (Slot("output.0", "float32", (2, 3), offset=8, nbytes=24), "8.pt' is missing"),
     ],
