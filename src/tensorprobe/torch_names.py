@@ -9,6 +9,7 @@ cannot do; the manifest of a run and `tensorprobe doctor` show it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -137,11 +138,43 @@ _is_compiling: Callable[[], bool] = need(
 )
 
 
-_set_frame_callback: Callable[[Any], Any] = need("_C._dynamo.eval_frame.set_eval_frame")
-_COMPILES_THROUGH = (2, 11)
-"""Since this version torch.compile traces through our wrappers. An older one leaves their frames out and compiles inside."""
+frame_evaluation: Any = need("_C._dynamo.eval_frame")
+_set_frame_callback: Callable[[Any], Any] = frame_evaluation.set_eval_frame
+COMPILES_THROUGH = torch_version() >= (2, 11)
+"""Whether torch.compile traces through our modes and wrappers. An older one raises, or compiles again for each call."""
 
 
+def frame_callback_setters() -> list[Any]:
+    """Return the modules that hold `set_eval_frame`, which each compiled function calls first and last."""
+    found = [frame_evaluation, sys.modules.get("torch._dynamo.eval_frame")]
+    return [module for module in found if hasattr(module, "set_eval_frame")]
+
+
+def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, after telling a torch.compile that cannot trace through it to run its frames as they are."""
+    if hasattr(frame_evaluation, "skip_code"):  # until 2.6
+        frame_evaluation.skip_code(function.__code__)
+    elif not COMPILES_THROUGH:
+        skip, default = frame_evaluation._FrameAction.SKIP, frame_evaluation._FrameAction.DEFAULT
+        strategy = frame_evaluation._FrameExecStrategy(skip, default)
+        frame_evaluation.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+_compile_context: Callable[[], Any] = need(
+    "_guards.CompileContext.try_get",
+    since="2.2",
+    before="torch._guards.CompileContext.get",
+    instead=find("_guards.CompileContext.get"),
+)
+
+
+def is_being_compiled() -> bool:
+    """Return whether this code runs as a part of compiling, and not of compiled code."""
+    return _compile_context() is not None
+
+
+@not_compiled
 def _is_compiling_here() -> bool:
     """Return whether torch.compile traces this code, or runs the frames around a region that it compiles."""
     if _is_compiling():
@@ -151,15 +184,7 @@ def _is_compiling_here() -> bool:
     return callback is not None
 
 
-is_compiling: Callable[[], bool] = _is_compiling if torch_version() >= _COMPILES_THROUGH else _is_compiling_here
-NAMES.append(
-    Name(
-        "torch.compile of a whole graph while capture is on",
-        "2.4",
-        lost="compiling with fullgraph=True inside a capture raises; compile before it, or without fullgraph",
-        found=torch_version() >= (2, 4),
-    )
-)
+is_compiling: Callable[[], bool] = _is_compiling if COMPILES_THROUGH else _is_compiling_here
 CheckpointFrame: Any = need("utils.checkpoint._CheckpointFrame")
 LoaderIterator: Any = need("utils.data.dataloader._BaseDataLoaderIter")
 NAMES.append(
@@ -168,6 +193,21 @@ NAMES.append(
         "2.2",
         lost="the manifest of a rank holds no coordinates in a device mesh",
         found=torch_version() >= (2, 2),
+    )
+)
+
+
+def _shows_collectives() -> bool:
+    broadcast = getattr(sys.modules.get("torch.distributed"), "broadcast", None)
+    return broadcast is None or "has_torch_function" in inspect.unwrap(broadcast).__code__.co_names
+
+
+NAMES.append(
+    Name(
+        "torch function overrides of torch.distributed",
+        "2.13",
+        lost="level api does not record all collectives; before 2.8 it records none",
+        found=_shows_collectives(),
     )
 )
 

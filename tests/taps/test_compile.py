@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import tensorprobe
+from tensorprobe import torch_names
 from tests.taps.tiny import LEVELS, names
 
-pytestmark = [
-    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.needs_torch("2.4", "an older torch.compile cannot take a whole graph while capture is on"),
-]
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +109,17 @@ def test_calls_beside_a_compiled_region_are_recorded_and_the_blind_spot_is_told(
 
 
 def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
+    setters = [module.set_eval_frame for module in torch_names.frame_callback_setters()]
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager", fullgraph=True)
-    with tensorprobe.capture(tmp_path / "run"):
-        result = compiled(torch.ones(3))
+    with tensorprobe.capture(tmp_path / "run") as probe:
+        result = [compiled(torch.ones(3)) for _ in range(20)][-1]
+        torch.cos(result)
     assert torch.equal(result, torch.sin(torch.ones(3)) + 1)
+    assert "Torch.cos.0.forward" in names(tensorprobe.open_run(tmp_path / "run"))
+    if not torch_names.COMPILES_THROUGH:
+        assert probe.coverage is not None
+        assert set(probe.coverage.blind_spots) == {"compiled code (torch.compile): calls inside are not seen"}
+    assert {module.set_eval_frame for module in torch_names.frame_callback_setters()} == set(setters)
 
 
 @pytest.mark.needs_torch("2.8", "inductor of an older torch warns of its own settings")

@@ -26,7 +26,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """What was seen and what became of it. seen = recorded + filtered + failed."""
+    """What was seen and what became of it. seen = recorded + filtered + failed. `limits`: what this torch cannot do."""
 
     seen: int = 0
     recorded: int = 0
@@ -40,6 +40,7 @@ class Coverage(msgspec.Struct, frozen=True):
     unmatched: dict[str, list[str]] = {}
     notes: list[str] = []
     first_error: str | None = None
+    limits: list[str] = []
 
 
 class RankPart(msgspec.Struct, frozen=True):

@@ -127,12 +127,13 @@ def describe_line(call: StoredCall) -> CallLine:
 
 
 def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
-    """Return the coverage of all ranks together: sums of the counts, distinct notes, the first error."""
+    """Return the coverage of all ranks together: sums of the counts, distinct notes and limits, the first error."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     blind: Counter[str] = Counter()
     unmatched: dict[str, list[str]] = {}
     notes: dict[str, None] = {}
+    limits: dict[str, None] = {}
     first_error = None
     for part in parts:
         for field in ("seen", "recorded", "filtered", "failed", "slots", "bytes_seen", "bytes_written"):
@@ -141,6 +142,7 @@ def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
         blind.update(part.blind_spots)
         unmatched.update(part.unmatched)
         notes.update(dict.fromkeys(part.notes))
+        limits.update(dict.fromkeys(part.limits))
         first_error = first_error or part.first_error
     return Coverage(
         **counts,
@@ -149,6 +151,7 @@ def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
         unmatched=unmatched,
         notes=list(notes),
         first_error=first_error,
+        limits=list(limits),
     )
 
 

@@ -154,6 +154,7 @@ def render_coverage(coverage: Coverage, *, closed: bool, calls: int = 0) -> list
         hint = f"; nearest: {', '.join(plain(other) for other in close)}" if close else ""
         lines.append(f"  no match    {plain(name)!r} matches no call{hint}")
     lines += [f"  note        {plain(note)}" for note in coverage.notes]
+    lines += [f"  limit       {plain(limit)}" for limit in coverage.limits]
     if coverage.first_error:
         lines.append(f"  first error {plain(coverage.first_error)}")
     return lines

@@ -32,6 +32,9 @@ class ModeStack:
         self._following = False
         self._home: int | None = None
         self._due: bool | None = None
+        self._compiled = None if torch_names.COMPILES_THROUGH else _CompiledCode(self)
+        self.passed_compiled: Callable[[], None] = lambda: None
+        """Called when the modes step aside for compiled code."""
 
     def install(self) -> None:
         """Put the modes below all others of this thread; once the backward is over when this is called inside of one.
@@ -43,6 +46,8 @@ class ModeStack:
             return
         self._due = None
         self._home = threading.get_ident()
+        if self._compiled is not None:
+            self._compiled.install()
         self._put_in()
 
     def remove(self) -> None:
@@ -66,6 +71,8 @@ class ModeStack:
 
     def _take_out(self) -> bool:
         """Whether something was there."""
+        if self._compiled is not None:
+            self._compiled.forget()
         found = self._function is not None and _remove_function(self._function)
         if self._dispatch is not None:
             found = _remove_dispatch(self._dispatch) or found
@@ -110,6 +117,8 @@ class ModeStack:
         patch, self._patch = self._patch, None
         if patch is not None:
             patch.remove()
+        if self._compiled is not None:
+            self._compiled.remove()
         self.remove()
         if self._home not in (None, threading.get_ident()) and self._home == threading.main_thread().ident:
             _in_main_thread(self._take_out)
@@ -141,6 +150,59 @@ class ModeStack:
                 self._take_out()
 
         return run
+
+
+class _CompiledCode:
+    """Takes the modes of a thread away while compiled code runs in it, for a torch that cannot compile through them.
+
+    A compiled function sets torch's frame callback first, and sets it back last. In between `is_compiling` is true and
+    nothing would be recorded. A part that torch.compile leaves alone on request sets it back too, and is recorded.
+    """
+
+    def __init__(self, modes: ModeStack) -> None:
+        self._modes = modes
+        self._thread = threading.local()
+        self._patches: list[Patch] = []
+
+    def install(self) -> None:
+        """Follow the frame callback."""
+        if not self._patches:
+            self._patches = [
+                Patch(module, "set_eval_frame", self._wrap) for module in torch_names.frame_callback_setters()
+            ]
+
+    def remove(self) -> None:
+        """Follow it no more. A compiler that was imported in the meantime has got a wrapper, and gets the original back."""
+        patches, self._patches = self._patches, []
+        for patch in patches:
+            patch.remove()
+            for module in torch_names.frame_callback_setters():
+                patch.restore(module)
+
+    def forget(self) -> None:
+        """The modes of this thread need not come back when its compiled code ends."""
+        self._thread.aside = False
+
+    def _wrap(self, original: Callable[[Any], Any], patch: Patch) -> Callable[[Any], Any]:
+        def set_eval_frame(callback: Any) -> Any:
+            prior = original(None)  # what follows must not be compiled
+            if patch.active:
+                self._step(aside=callable(callback))
+            else:
+                patch.restore()
+            original(callback)
+            return prior
+
+        return torch_names.not_compiled(set_eval_frame)
+
+    def _step(self, *, aside: bool) -> None:
+        if aside == getattr(self._thread, "aside", False) or torch_names.is_being_compiled():
+            return
+        if not aside:
+            self._modes._put_in()
+        elif self._modes._take_out():
+            self._thread.aside = True
+            self._modes.passed_compiled()
 
 
 def _in_main_thread(action: Callable[[], Any]) -> None:

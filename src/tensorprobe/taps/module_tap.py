@@ -61,7 +61,7 @@ class ModuleTap:
                 tap._session.state.busy = False
                 raise
 
-        return __call__
+        return torch_names.not_compiled(__call__)
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         session = self._session

@@ -204,6 +204,7 @@ class Probe:
             handling = Looking(session, plans, self._sink, describing)
         function = FunctionTap(session, plans, handling) if level.sees_api else None
         self._modes = ModeStack(function, dispatch)
+        self._modes.passed_compiled = session.pass_by_compiled
         for mode in (function, dispatch):
             if mode is not None:
                 mode.left_behind = self._modes.leave_soon

@@ -139,13 +139,18 @@ class Session:
             bytes_seen=self.sink.bytes_seen,
             blind_spots=dict(self.blind_spots),
             unmatched=self.selection.unmatched(),
-            notes=[*(f"{note} ({count} times)" for note, count in self.notes.items()), *torch_names.limits()],
+            notes=[f"{note} ({count} times)" for note, count in self.notes.items()],
             first_error=self.first_error,
+            limits=torch_names.limits(),
         )
 
     def pass_by_tracing(self) -> None:
         """Count a call made while torch.jit traces. Its shapes are not numbers then, and nothing can be recorded."""
         self.blind_spots["tracing (torch.jit.trace): calls made meanwhile are not recorded"] += 1
+
+    def pass_by_compiled(self) -> None:
+        """Count a run of compiled code that the modes cannot be on for."""
+        self.blind_spots["compiled code (torch.compile): calls inside are not seen"] += 1
 
     def begin_step(self, step: int) -> None:
         """Start numbering from 0 again."""
