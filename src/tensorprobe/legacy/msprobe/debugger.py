@@ -191,7 +191,7 @@ class PrecisionDebugger:
         if coverage is None:
             return  # a forked child: the dump is its parent's
         logger.info("Dumped %s calls to '%s'.", f"{coverage.recorded:,}", turn.folder)
-        for note in coverage.notes:
+        for note in [*coverage.notes, *coverage.limits]:
             logger.warning("Not in the dump: %s", note)
         for reason, count in coverage.slots_skipped.items():
             logger.warning("Not in the dump: values of %d tensors: %s", count, reason)

@@ -326,7 +326,7 @@ def _end() -> None:
         else:
             calls, size_bytes = f"{coverage.recorded:,}", f"{coverage.bytes_written:,}"
             logger.info("Dumped %s calls, %s bytes, to '%s'.", calls, size_bytes, probe.out)
-        for note in coverage.notes:
+        for note in [*coverage.notes, *coverage.limits]:
             logger.warning("Not in the dump: %s", note)
         for reason, count in coverage.slots_skipped.items():
             logger.warning("Not in the dump: %d tensors: %s", count, reason)

@@ -122,7 +122,7 @@ class Findings(SecondSink):
     def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> None:
         """Judge the remaining calls and write the result."""
         self._workers.close()
-        self._blind_spots = dict(coverage.blind_spots)
+        self._blind_spots = {**coverage.blind_spots, **dict.fromkeys(coverage.limits, 1)}
         if coverage.failed and self._checker is not None:
             spot = "API calls that could not be recorded; the ATen calls inside them are not named after them"
             self._blind_spots[spot] = coverage.failed

@@ -219,7 +219,7 @@ class OverflowWatch:
             self._notes[f"{covered.failed:,} calls could not be checked. First error: {covered.first_error}"] += 1
         for spot, count in covered.blind_spots.items():
             self._notes[f"{spot} ({count})"] += 1
-        self._notes.update(dict.fromkeys(covered.notes, 1))
+        self._notes.update(dict.fromkeys([*covered.notes, *covered.limits], 1))
         self._closed = True
         self._write()
         if self._ring is not None:
