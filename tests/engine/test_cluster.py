@@ -51,7 +51,7 @@ def test_a_cluster_gives_the_same_bytes_and_is_left_as_it_was(tmp_path: Path, mo
     shutil.rmtree(tmp_path / "ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert written(tmp_path / "ray") == expected
     assert done.stdout.startswith(f"'{candidate}'") and "step1/rank1/calls.jsonl" in done.stdout
     assert listed(tmp_path) == ["ray", "runs"]

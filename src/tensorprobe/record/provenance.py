@@ -16,8 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _ENVIRONMENT = re.compile(
     r"(OMP|MKL|OPENBLAS|KMP|CUDA|CUBLAS|CUDNN|NCCL|GLOO|HCCL|ASCEND|NPU|TORCH|PYTORCH|TORCHINDUCTOR|XLA|NVIDIA_TF32)_[A-Z0-9_]+"
     r"|PYTHONHASHSEED|WORLD_SIZE|LOCAL_WORLD_SIZE|DNNL_[A-Z0-9_]+|ONEDNN_[A-Z0-9_]+"
@@ -44,6 +42,8 @@ _GIT_SECONDS = 2
 
 def provenance() -> dict[str, Any]:
     """Return what is known of this process."""
+    import torch  # here, because a comparison, which reads provenance only, runs without torch
+
     return {
         "argv": redacted([*getattr(sys, "orig_argv", sys.argv)]),
         "cwd": str(Path.cwd()),
@@ -132,6 +132,8 @@ def _git(*arguments: str) -> str:
 
 
 def _switches() -> dict[str, Any]:
+    import torch
+
     backends = torch.backends
     asked = {
         "threads": torch.get_num_threads,
@@ -147,7 +149,7 @@ def _switches() -> dict[str, Any]:
         "cudnn benchmark": lambda: backends.cudnn.benchmark,
         "cudnn deterministic": lambda: backends.cudnn.deterministic,
         "mkldnn": lambda: backends.mkldnn.enabled,
-        "flush denormal": lambda: float(torch.tensor([1e-40]).mul(1)) == 0.0,
+        "flush denormal": lambda: sys.float_info.min / 2 == 0.0,
     }
     found: dict[str, Any] = {}
     for name, ask in asked.items():

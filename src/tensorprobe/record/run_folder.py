@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
     """
     path = run / f"rank{rank}.json"
     part = RankPart(rank=rank, pid=os.getpid(), host=socket.gethostname())
-    new = run / f".rank{rank}.json.{os.getpid()}"
+    new = run / f".rank{rank}.json.{os.getpid()}.{threading.get_ident()}"
     new.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
     mine = os.open(new, os.O_RDONLY)
     try:

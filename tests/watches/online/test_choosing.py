@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "chain with workers": ({"chain": True, "workers": 1}, "chain follows every call"),
     "chain with samples": ({"chain": True, "every": 2}, "chain follows every call"),
     "chain with kinds": ({"chain": True, "once_per_kind": True}, "chain follows every call"),
-    "policy": ({"policy": "noise-awre"}, "no policy is called 'noise-awre'. Did you mean 'noise-aware'"),
+    "policy": ({"policy": "noise-awre"}, "unknown policy 'noise-awre'. Did you mean 'noise-aware'"),
     "policy file": ({"policy": "absent.toml"}, "no policy file 'absent.toml'"),
     "budget": ({"budget": "much"}, "budget: 'much' is not a size"),
     "ops": ({"ops": [3]}, r"ops is \[3\]; expected a name"),
