@@ -53,9 +53,8 @@ def run_on_cluster(
                     number, parcel = waiting.pop()
                     running[remote.remote(VERSION, job.target, job.start, parcel)] = number
                 for done in ray.wait(list(running), num_returns=1)[0]:
-                    number = running[done]
+                    number = running.pop(done)
                     outcome = _fetch(ray, done, number)
-                    del running[done]
                     if isinstance(outcome, Death):
                         died(outcome)
                         continue
@@ -65,7 +64,7 @@ def run_on_cluster(
                         progress(count)
         finally:
             for reference in running:
-                ray.cancel(reference, force=True)
+                ray.cancel(reference)  # not by force: Ray 2.60 then aborts this process if the task ends just now
 
 
 def _perform(version: str, target: str, start: bytes, parcel: bytes) -> tuple[bytes | None, int, bytes]:
