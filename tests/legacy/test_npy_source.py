@@ -189,7 +189,8 @@ def test_many_large_files_are_held_without_descriptors(tmp_path: Path) -> None:
     npy.hold(slot(array))
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a Path for each is of no use
     kept = [npy.hold(slot(array)) for _ in range(50)] + [npy.read(slot(array)) for _ in range(50)]
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    # Fewer is possible: what earlier tests left open may be collected meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
     assert len(kept) == 100
 
 
