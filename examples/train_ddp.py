@@ -1,7 +1,7 @@
 """Trains a small network in several CPU processes; each prints the loss of its own part of the data.
 
     torchrun --nproc-per-node 2 examples/train_ddp.py            DistributedDataParallel
-    torchrun --nproc-per-node 2 examples/train_ddp.py --fsdp     FSDP2: the parameters are sharded over the processes
+    torchrun --nproc-per-node 2 examples/train_ddp.py --fsdp     FSDP2 (needs torch 2.8): the parameters are sharded
 
 The gradients are averaged over the processes (gloo), so the weights stay the same in all of them.
 """
@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 FEATURES = 16
@@ -53,6 +51,9 @@ def distribute(model: Regressor, *, sharded: bool) -> nn.Module:
     """The model made ready for several processes: replicated, or sharded layer by layer."""
     if not sharded:
         return DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)

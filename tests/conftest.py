@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def _patchable() -> dict[str, Any]:
         "_CheckpointFrame.__init__": checkpoint._CheckpointFrame.__dict__["__init__"],
         "_BaseDataLoaderIter.__next__": dataloader._BaseDataLoaderIter.__next__,
         "Work.wait": torch.distributed.Work.__dict__["wait"],
+        "all_reduce": inspect.unwrap(torch.distributed.all_reduce).__code__,
+        "Tensor.__getitem__": vars(torch.Tensor).get("__getitem__"),
     }
 
 
@@ -55,15 +58,20 @@ def _open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a Path for each of them is slow, after every test
 
 
-def recorder_children() -> list[int]:
-    """The recorder processes that this process has started and not buried."""
+def recorders() -> list[int]:
+    """The recorder processes that work for this process. They are not its children."""
+    orders = f'"trainer_pid":{os.getpid()},'.encode()
     found = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            for pid in (task / "children").read_text().split():
-                if b"tensorprobe.record.recorder" in Path("/proc", pid, "cmdline").read_bytes():
-                    found.append(int(pid))
+    for pid in os.listdir("/proc"):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # one that has just ended
+            if pid.isdigit() and orders in Path("/proc", pid, "cmdline").read_bytes():
+                found.append(int(pid))
     return found
+
+
+def _rings() -> list[str]:
+    """The memory that is shared with recorders."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:tensorprobe" in line]
 
 
 def assert_nothing_installed() -> None:
@@ -79,7 +87,7 @@ def assert_nothing_installed() -> None:
     assert not optimizer._global_optimizer_post_hooks
     assert not optimizer._global_optimizer_pre_hooks
     assert [thread.name for thread in threading.enumerate() if "tensorprobe" in thread.name] == []
-    assert recorder_children() == []
+    assert _rings() == []
 
 
 @pytest.fixture(autouse=True)
@@ -113,13 +121,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes, and put those of the simulated device first.
 
-    The device must be there before the first backward of a process, and stays: its tests need processes of their own.
+    Parameters and fixtures called like its device use it too. The device must be there before the first backward of a
+    process, and stays: its tests need processes of their own.
     """
     from tests.processes import starts_process
 
     items.sort(key=lambda item: "sim" not in item.path.parts)
     for item in items:
-        if "sim" in item.path.parts:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        place = params.get("device", params.get("place"))
+        simulated = "sim" in item.path.parts or item.get_closest_marker("simulated") is not None
+        simulated |= "npu" in getattr(item, "fixturenames", ())
+        if simulated or getattr(place, "device", place) in ("npu", "faulty", "ranks"):
             item.add_marker(pytest.mark.needs_torch("2.10", "the simulated device"))
         for needs in item.iter_markers("needs_torch"):
             version, reason = needs.args

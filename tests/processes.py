@@ -38,7 +38,7 @@ def reachable(things: Iterable[Any]) -> Iterator[Any]:
 
 def _is_starter(thing: Any) -> bool:
     if isinstance(thing, FunctionType) and thing.__module__.startswith("tests."):
-        return thing.__name__ == "recorder_children" or not _JOBS.isdisjoint(_words(thing.__code__))
+        return thing.__name__ == "recorders" or not _JOBS.isdisjoint(_words(thing.__code__))
     return (thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)) in _STARTERS
 
 

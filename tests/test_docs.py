@@ -20,6 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,12 @@ def run_in(folder: Path, command: list[str], *, exit_code: int = 0) -> str:
     return done.stdout.replace(str(folder), HOME)
 
 
-@pytest.mark.parametrize("page", PAGES)
+def page_with_its_needs(page: str) -> Any:
+    simulated = "tensorprobe sim" in (ROOT / page).read_text(encoding="utf-8")
+    return pytest.param(page, marks=pytest.mark.simulated) if simulated else page
+
+
+@pytest.mark.parametrize("page", [page_with_its_needs(page) for page in PAGES])
 def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     commands = 0

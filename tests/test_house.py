@@ -34,6 +34,8 @@ BASE = {
     "torch_names",
     "arguments",
     "registry",
+    "packing",
+    "npu_definitions",
 }
 STORED = BASE | {"numerics", "record"}
 SEES_CALLS = STORED | {"judge", "report", "replay", "work"}
@@ -49,6 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "files": {"errors", "settings"},
     "standard_json": {"errors"},
+    "packing": set(),
+    "npu_definitions": set(),
     "torch_names": {"errors", "model"},
     "arguments": {"errors", "model", "ops", "torch_names", "fast"},
     "numerics": BASE,
@@ -57,13 +61,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "taps": STORED,
     "pairing": STORED,
     "judge": {"errors", "model", "ops", "settings", "text", "files", "standard_json"},
-    "report": {"errors", "model", "text", "files", "standard_json"},
+    "report": {"errors", "model", "text", "files", "standard_json", "packing"},
     "replay": STORED | {"judge", "report", "work"},
     "checks": SEES_CALLS,
     "watches": SEES_CALLS | {"taps"},
     "engine": SEES_CALLS | {"pairing"},
     "legacy": SEES_CALLS | {"taps", "pairing", "checks", "watches", "engine"},
-    "sim": {"errors", "model", "files", "torch_names"},
+    "sim": {"errors", "model", "files", "torch_names", "npu_definitions"},
     "api_accuracy_checker": {"legacy"},
     "ptdbg_ascend": {"legacy"},
     "msprobe": {"legacy"},
@@ -71,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Room → the rooms it may import besides itself. `version` is open to all."""
 OLD_NAMES = {"api_accuracy_checker", "ptdbg_ascend", "msprobe"}
 FRONT_DOOR = "__init__"
-ROOF = {"__main__", "cli", "inject", "integrations"}
+ROOF = {"__main__", "cli", "inject", "integrations", "view"}
 OPEN_TO_ALL = {"_fast", "lazy", "version"}
 WITHOUT_TORCH = {
     "lazy",
@@ -84,13 +88,14 @@ WITHOUT_TORCH = {
     "text",
     "files",
     "standard_json",
+    "packing",
     "judge",
     "report",
     "work",
     "pairing",
     "engine",
 }
-WITHOUT_NUMPY = WITHOUT_TORCH - {"judge", "pairing", "engine"}
+WITHOUT_NUMPY = WITHOUT_TORCH - {"packing", "judge", "pairing", "engine"}
 """Columns of measurements are numpy arrays. The rooms that work on them need numpy, but no tensors."""
 
 INSTALLS = {"taps", "sim"}
@@ -129,10 +134,12 @@ PUBLIC_NAMES = [
     "audit",
     "capture",
     "compare",
+    "diff",
     "online",
     "open_run",
     "overflow",
     "precheck",
+    "reference",
     "seed_all",
 ]
 

@@ -24,7 +24,7 @@ def test_an_absent_name_is_replaced_and_what_is_lost_is_listed(monkeypatch: pyte
     assert torch_names.need("_C._no_such_name", since="9.9", lost="nothing can be seen", instead=7) == 7
     assert torch_names.need("Tensor.add", since="0.1", lost="never lost") is torch.Tensor.add
     assert torch_names.limits() == [
-        f"torch {torch.__version__} has no torch._C._no_such_name (since 9.9): nothing can be seen"
+        f"nothing can be seen (torch 9.9 and newer have torch._C._no_such_name; this is {torch.__version__})"
     ]
 
 

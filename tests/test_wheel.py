@@ -26,7 +26,18 @@ pytestmark = pytest.mark.xdist_group("wheel")  # one worker, so that the package
 ROOT = Path(__file__).resolve().parents[1]
 TIME_LIMIT_S = 600
 OLD_NAMES = ["ptdbg_ascend", "api_accuracy_checker", "msprobe"]
-NOT_COPIED = (".*", "build", "dist", "runs", "demo-output", "results", "__pycache__", "*.egg-info", "*.so")
+NOT_COPIED = (
+    ".*",
+    "build",
+    "dist",
+    "runs",
+    "demo-output",
+    "results",
+    "__pycache__",
+    "node_modules",
+    "*.egg-info",
+    "*.so",
+)
 CLEAN = {
     name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TENSORPROBE", "VIRTUAL_ENV"))
 }

@@ -254,6 +254,7 @@ def _run(program: Callable[[], object]) -> NoReturn:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()
@@ -268,8 +269,9 @@ def _run(program: Callable[[], object]) -> NoReturn:
 
 def _main(connection: socket.socket) -> NoReturn:
     global _server
-    importlib.import_module("torch._dynamo")
-    base, torch = sys.path[1:], _Torch()
+    base = sys.path[1:]
+    importlib.import_module("torch._dynamo")  # an older one imports setuptools, which adds to sys.path
+    torch = _Torch()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False  # those of torch undo its registrations one by one
     while True:

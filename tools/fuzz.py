@@ -1,6 +1,6 @@
 """Change bytes and JSON fields of small real dumps, run the commands on them, and check time, memory, exit code and output.
 
-python tools/fuzz.py --minutes 1 [--seed N] [--only run|shards|ptdbg|checker|msprobe|precheck|watch]
+python tools/fuzz.py --minutes 1 [--seed N] [--only run|shards|ptdbg|checker|msprobe|precheck|settings|watch]
 Exit code 1 when a promise was broken; what broke it is kept in fuzz-output/ with the command.
 """
 
@@ -30,6 +30,22 @@ BAD: list[Any] = [None, -1, 0, 2**31, 2**63, 2**64, 10**400, 1.5, 1e308, float("
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
 
 
+POLICY = """name = "house rules"
+base = "noise-aware"
+[[rule]]
+op = "*.dropout"
+ignore = true
+[[rule]]
+call = "Functional.linear.*.forward"
+diverges = [{ max_abs = 1e-2, one_minus_cosine = 1e-6 }, { nonfinite_different = 0 }]
+"""
+WATCHED = """
+import sys, torch, tensorprobe
+with tensorprobe.overflow(out=sys.argv[1]):
+    torch.zeros(2).log().sum()
+"""
+
+
 def make_seeds(root: Path) -> dict[str, Path]:
     """One small dump for each reader, made by the commands and the builders of the tests."""
     baseline, candidate = ranks.write_pair(root, steps=(0, 1))
@@ -40,7 +56,13 @@ def make_seeds(root: Path) -> dict[str, Path]:
     entry = {"args": [checker.tensor()], "kwargs": {}}
     checker.write_dump(root / "checker", {"Functional*relu*0": entry}, stack={"Functional*relu*0": ["File a, line 1"]})
     msprobe.write_conv_net(root / "msprobe")
-    names = ("shards", "precheck", "checker", "msprobe")
+    settings = root / "settings"
+    settings.mkdir()
+    (settings / "policy.toml").write_text(POLICY)
+    (settings / "names.map").write_text("Functional.silu = NPU.npu_silu\nblocks.0 = layers.0\nblocks.1 = layers.1\n")
+    watch = root / "watch"
+    demand(costs.run_program([sys.executable, "-c", WATCHED, str(watch)], 300))
+    names = ("shards", "precheck", "checker", "msprobe", "settings", "watch")
     return {"run": baseline, "ptdbg": root / "ptdbg_v1.0", **{name: root / name for name in names}}
 
 
@@ -52,6 +74,11 @@ def demand(cost: costs.Cost) -> None:
 def commands_for(name: str, place: Path, seeds: dict[str, Path], scratch: Path) -> list[tuple[object, ...]]:
     if name == "shards":
         return [("merge", place)]
+    if name == "settings":
+        pair = ("compare", seeds["run"], seeds["run"])
+        return [(*pair, "--policy", place / "policy.toml"), (*pair, "--map", place / "names.map")]
+    if name == "watch":
+        return [("overflow", place), ("overflow", place, "--format", f"html={scratch / 'page.html'}")]
     if name == "precheck":
         return [("precheck", seeds["run"], "--resume", place / "out")]
     return [
@@ -61,7 +88,10 @@ def commands_for(name: str, place: Path, seeds: dict[str, Path], scratch: Path) 
         ("precheck", place, "--time-limit", "5"),
         ("compare", seeds[name], place),
         ("compare", place, seeds[name], "-o", scratch / "out", "--format", "xlsx"),
+        ("compare", seeds[name], place, "--format", f"html={scratch / 'page.html'}"),
+        ("audit", place, "--time-limit", "5"),
         ("export", place, "--to", "npy", "-o", scratch / "files"),
+        ("export", place, "--to", "safetensors", "-o", scratch / "files"),
     ]
 
 

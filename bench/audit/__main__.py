@@ -21,13 +21,14 @@ from typing import Any
 import torch
 
 import tensorprobe
-from bench.audit.models import FAMILIES, KINDS, SPOILED, OtherDevice
+from bench.audit.device import SecondDevice
+from bench.audit.models import FAMILIES, KINDS, SPOILED
 from tensorprobe.engine import proof
 from tensorprobe.replay.proof import serve_proofs
 from tensorprobe.work.pool import Job
 
 
-def record(folder: Path, family: str, device: OtherDevice | None) -> Path:
+def record(folder: Path, family: str, device: SecondDevice | None) -> Path:
     torch.manual_seed(5)
     model, loss = FAMILIES[family]()
     settings: dict[str, Any] = {"level": "api", "in_process": True, "stacks": False, "overwrite": True}
@@ -51,14 +52,14 @@ def ask(one: Path, other: Path, prove: str) -> tuple[str, str]:
 
 
 def measure_family(family: str, work: Path, kinds: int) -> list[dict[str, Any]]:
-    cpu, right = record(work / "cpu", family, None), record(work / "right", family, OtherDevice())
+    cpu, right = record(work / "cpu", family, None), record(work / "right", family, SecondDevice())
     rows: list[dict[str, Any]] = []
     healthy = {prove: ask(cpu, right, prove) for prove in ("off", "auto")}
     alarms = [[check.call for check in tensorprobe.audit(run, jobs=0).failures] for run in (cpu, right)]
     rows.append({"family": family, "fault": "", "compare": healthy, "audit": alarms})
     for number, op in enumerate(SPOILED):
         for kind, spoil in [*KINDS.items(), *KINDS.items()][number % len(KINDS) :][:kinds]:
-            device = OtherDevice(op, spoil)
+            device = SecondDevice(op, spoil)
             wrong = record(work / "wrong", family, device)
             if not device.struck:
                 continue

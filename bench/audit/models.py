@@ -1,21 +1,17 @@
-"""Small models of eight families, a second right device, and faults, for bench.audit.
-
-The second device computes every kernel in float64 and rounds once. It is right, and rounds otherwise than the CPU.
-"""
+"""Small models of nine families, and kinds of wrong results, for bench.audit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.audit.device import Spoiler
 
 Made = tuple[nn.Module, Callable[[], Tensor]]
-Spoiler = Callable[[Tensor], Tensor]
 
 
 class Mixer(nn.Module):
@@ -150,62 +146,6 @@ FAMILIES: dict[str, Callable[[], Made]] = {
     "mixer bf16": lambda: _make(nn.Sequential(Mixer(), Mixer()), 4, 12, 24, dtype=torch.bfloat16),
     "rotary autocast": lambda: _make(nn.Sequential(Rotary(), Rotary()), 2, 10, 32, autocast=True),
 }
-
-WIDE = frozenset(
-    """mm addmm bmm baddbmm convolution convolution_backward _softmax _log_softmax _softmax_backward_data
-    _log_softmax_backward_data native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
-    gelu gelu_backward silu silu_backward tanh sigmoid exp sum mean rsqrt pow sqrt div log elu elu_backward sin cos
-    avg_pool2d avg_pool2d_backward index_add sigmoid_backward tanh_backward""".split()
-)
-"""Kernels that the second device computes in float64."""
-
-
-class OtherDevice(TorchDispatchMode):
-    """The second device. With a fault, the outputs of one kernel are spoiled."""
-
-    def __init__(self, op: str = "", spoil: Spoiler | None = None) -> None:
-        super().__init__()
-        self._op, self._spoil = op, spoil
-        self.struck = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # what a kernel does is no call of the program
-            return self._compute(func, args, kwargs)
-
-    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        result = _once(func, args, kwargs or {}) if name in WIDE else func(*args, **(kwargs or {}))
-        if name != self._op or self._spoil is None:
-            return result
-        results = [result] if isinstance(result, Tensor) else list(result)
-        for at, each in enumerate(results):
-            if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
-                results[at] = self._spoil(each)
-                self.struck += 1
-                break
-        return results[0] if isinstance(result, Tensor) else tuple(results)
-
-
-def _once(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute in float64 and round once; as it is where the dtypes are mixed or named."""
-    tensors = [each for each in args if isinstance(each, Tensor) and each.is_floating_point()]
-    dtypes = {each.dtype for each in tensors}
-    narrow_norm = "native" in str(func) and dtypes != {torch.float32}
-    if len(dtypes) != 1 or dtypes == {torch.float64} or kwargs.get("dtype") is not None or narrow_norm:
-        return func(*args, **kwargs)
-    (dtype,) = dtypes
-
-    def widened(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype == dtype:
-            return value.double()
-        return torch.float64 if value is dtype else value
-
-    result = func(*(widened(each) for each in args), **kwargs)
-
-    def narrowed(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float64 else value
-
-    return narrowed(result) if isinstance(result, Tensor) else tuple(narrowed(each) for each in result)
 
 
 def _one_element(result: Tensor) -> Tensor:

@@ -79,16 +79,21 @@ def _fork_ranks(folder: Path, name: str, level: str, mode: str, ranks: int) -> N
             print(f"{name}, {level}: a rank ended with status {status}", file=sys.stderr)
 
 
-def start_twice(out: Path, names: Iterable[str], settings: Iterable[tuple[str, str]]) -> list[subprocess.Popen[bytes]]:
-    """Start two processes that execute the programs, with other bytes in fresh memory, into `out/0` and `out/1`."""
+def start_twice(
+    out: Path, names: Iterable[str], settings: Iterable[tuple[str, str]], *, second: str = sys.executable
+) -> list[subprocess.Popen[bytes]]:
+    """Start two processes that execute the programs, with other bytes in fresh memory, into `out/0` and `out/1`.
+
+    The Python of the second process may have another torch.
+    """
     chosen = [f"--settings={level}:{mode}" for level, mode in settings]
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.identical", "--execute", str(out / str(side)), *chosen, *names],
+            [python, "-m", "bench.identical", "--execute", str(out / str(side)), *chosen, *names],
             env={**os.environ, "MALLOC_PERTURB_": fill, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             cwd=Path(__file__).parents[2],
         )
-        for side, fill in enumerate(_FILLS)
+        for side, (fill, python) in enumerate(zip(_FILLS, (sys.executable, second), strict=True))
     ]
 
 
@@ -110,6 +115,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="programs (default: all)")
     parser.add_argument("--execute", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--settings", action="append", help="level:mode, e.g. aten:tensor; may be repeated")
+    parser.add_argument("--python", default=sys.executable, help="Python of the second execution, with another torch")
     parser.add_argument("--out", type=Path, help="keep the runs in this folder")
     arguments = parser.parse_args()
     chosen = [tuple(each.split(":")) for each in arguments.settings or ()] or SETTINGS
@@ -121,7 +127,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         out = arguments.out or Path(scratch)
-        for process in start_twice(out, names, chosen):
+        for process in start_twice(out, names, chosen, second=arguments.python):
             process.wait()
         print(f"{'program':55}" + "".join(f"{level}/{mode}".ljust(16) for level, mode in chosen))
         said = []

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.overflow.case import Planted, Watching, plants
+from tensorprobe import torch_names
 
 TRAINING: dict[str, Planted] = {}
 plant = functools.partial(plants, TRAINING)
@@ -236,11 +237,11 @@ def clipped_after_it_exploded(watching: Watching) -> None:
 
 def scaled_training(watching: Watching, weight: float, scale: float, *, steps: int = 2, target: float = 0.0) -> None:
     """Steps of fp16 autocast with a scaler; the scale may be too large at first."""
-    device = torch.get_default_device().type
+    device = torch.empty(0).device.type
     linear = nn.Linear(4, 4, bias=False)
     nn.init.constant_(linear.weight, weight)
     optimizer = torch.optim.SGD(linear.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler(device, init_scale=scale, backoff_factor=2.0**-20)
+    scaler = torch_names.GradScaler(device, init_scale=scale, backoff_factor=2.0**-20)
     with watching(linear):
         for _ in range(steps):
             optimizer.zero_grad()

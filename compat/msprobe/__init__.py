@@ -6,7 +6,18 @@ docs/migrating.md says what each of them is here, and what tensorprobe can do be
 """
 
 from pathlib import Path
+from typing import Any
 
 from tensorprobe.legacy.msprobe import take_over
 
 take_over(list_of_apis=Path(__file__).parent / "pytorch" / "hook_module" / "support_wrap_ops.yaml")
+
+__all__ = ["GradComparator"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tensorprobe.legacy.msprobe.grad_probe import GradComparator
+
+    return GradComparator

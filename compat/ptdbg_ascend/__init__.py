@@ -7,8 +7,9 @@ docs/migrating.md says what each of them is here, and what tensorprobe can do be
 
 from __future__ import annotations
 
-from tensorprobe import seed_all
+from tensorprobe.legacy.msprobe import seed_all
 from tensorprobe.legacy.ptdbg.compare import compare, compare_distributed
+from tensorprobe.legacy.ptdbg.debugger import PrecisionDebugger
 from tensorprobe.legacy.ptdbg.dump import VERSION as __version__
 from tensorprobe.legacy.ptdbg.dump import (
     acc_cmp_dump,
@@ -22,6 +23,7 @@ from tensorprobe.legacy.ptdbg.dump import (
 from tensorprobe.legacy.ptdbg.parsing import parse
 
 __all__ = [
+    "PrecisionDebugger",
     "__version__",
     "acc_cmp_dump",
     "compare",
@@ -35,3 +37,5 @@ __all__ = [
     "set_dump_switch",
     "set_overflow_check_switch",
 ]
+
+seed_all()  # as the older package did: its users compare runs that they never seeded themselves

@@ -3,11 +3,13 @@
     with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
     run = tensorprobe.open_run("runs/a")                              read it
     result = tensorprobe.compare("runs/a", "runs/b")                  find where two runs part ways
+    calls = tensorprobe.diff("runs/a", "runs/b", "Torch.add.0")       look at the tensors of a call in both
     result = tensorprobe.audit("runs/a")                              check what was recorded of each call in float64
     result = tensorprobe.precheck("runs/a", device="npu")             check each call of a run alone
     with tensorprobe.online(model, out="runs/online") as watch: ...   compare every ATen call with the CPU, while it runs
     result = tensorprobe.overflow("runs/a")                           find the first NaN or inf of a run
     with tensorprobe.overflow(model, out="runs/ovf") as watch: ...    the same, while the program runs
+    tensorprobe.reference("mylib.op", fn)                             how the CPU computes an op that it has no kernel for
     tensorprobe.seed_all(1234)                                        fix every source of randomness
 
 Names are loaded when they are first used: importing this package imports neither torch nor numpy.
@@ -23,9 +25,10 @@ from tensorprobe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tensorprobe.checks import AuditResult, PrecheckResult, audit, precheck
-    from tensorprobe.engine import Result, compare
+    from tensorprobe.engine import Result, compare, diff
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
     from tensorprobe.record import Run, open_run
+    from tensorprobe.replay.references import reference
     from tensorprobe.taps import Probe, active_probe, capture, seed_all
     from tensorprobe.watches.online import online
     from tensorprobe.watches.overflow import overflow
@@ -42,10 +45,12 @@ _HOMES = {
     "audit": "tensorprobe.checks",
     "capture": "tensorprobe.taps",
     "compare": "tensorprobe.engine",
+    "diff": "tensorprobe.engine",
     "online": "tensorprobe.watches.online",
     "open_run": "tensorprobe.record",
     "overflow": "tensorprobe.watches.overflow",
     "precheck": "tensorprobe.checks",
+    "reference": "tensorprobe.replay.references",
     "seed_all": "tensorprobe.taps",
 }
 
@@ -62,10 +67,12 @@ __all__ = [
     "audit",
     "capture",
     "compare",
+    "diff",
     "online",
     "open_run",
     "overflow",
     "precheck",
+    "reference",
     "seed_all",
 ]
 

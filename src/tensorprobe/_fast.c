@@ -10,6 +10,11 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
 #define HAVE_STREAMS 1
@@ -529,7 +534,47 @@ static PyObject *flatten(PyObject *module, PyObject *const *args, Py_ssize_t nar
     return tree;
 }
 
+/* A page of a mapped file that is cut short while it is read is no longer there, and touching it is SIGBUS, which ends the
+ * process. With this handler the page is zero instead and is counted, so that whoever reads can say what happened. */
+#if defined(__unix__) || defined(__APPLE__)
+static struct sigaction previous_bus;
+static uintptr_t page_bytes;
+static long cut_pages;
+
+static void on_bus(int number, siginfo_t *info, void *context) {
+    (void)number, (void)context;
+    if (info->si_code == BUS_ADRERR) {
+        void *page = (void *)((uintptr_t)info->si_addr & ~(page_bytes - 1));
+        if (mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page) {
+            __atomic_add_fetch(&cut_pages, 1, __ATOMIC_RELAXED);
+            return;
+        }
+    }
+    sigaction(SIGBUS, &previous_bus, NULL); /* the access is tried again, and ends as it would have without us */
+}
+
+static PyObject *survive_cuts(PyObject *self, PyObject *nothing) {
+    (void)self, (void)nothing;
+    if (page_bytes == 0) {
+        struct sigaction ours = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+        page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+        sigemptyset(&ours.sa_mask);
+        if (sigaction(SIGBUS, &ours, &previous_bus) != 0) return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *count_cuts(PyObject *self, PyObject *nothing) {
+    (void)self, (void)nothing;
+    return PyLong_FromLong(__atomic_load_n(&cut_pages, __ATOMIC_RELAXED));
+}
+#endif
+
 static PyMethodDef methods[] = {
+#if defined(__unix__) || defined(__APPLE__)
+    {"survive_cuts", survive_cuts, METH_NOARGS, "From now on, a page of a mapped file that was cut off is zero."},
+    {"cuts", count_cuts, METH_NOARGS, "How many such pages were touched."},
+#endif
     {"context", context, METH_VARARGS, "What `take` needs to know, once for each probe."},
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, "Copy the plain ones of these tensors into the ring."},
     {"flatten", (PyCFunction)(void (*)(void))flatten, METH_FASTCALL, "Name the tensors among these values."},

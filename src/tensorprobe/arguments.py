@@ -117,14 +117,19 @@ def changed_arguments(op: str) -> tuple[bool, tuple[str, ...]]:
 
 
 def _written_by_fused(name: str) -> tuple[str, ...]:
-    """Return the lists that a fused optimizer step changes, from its schema: the versions of these tensors do not change."""
+    """Return the lists that a fused optimizer step changes: the versions of these tensors do not change."""
     op = getattr(torch.ops.aten, name, None) if name.startswith("_fused_") else None
-    if op is None:
-        return ()
+    return () if op is None else written_slots(op.default)
+
+
+def written_slots(op: Any) -> tuple[str, ...]:
+    """Return the slots that an ATen op changes, from its schema, each also as a list."""
     written = []
-    for place, argument in enumerate(op.default._schema.arguments):
+    for place, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
-            written += [f"input.{place}.", f"input.kwargs.{argument.name}."]
+            written += [
+                f"{slot}{end}" for slot in (f"input.{place}", f"input.kwargs.{argument.name}") for end in ("", ".")
+            ]
     return tuple(written)
 
 

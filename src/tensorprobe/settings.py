@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -118,6 +119,11 @@ def flag(given: Any, key: str) -> bool:
     return given
 
 
+_MOST = 1 << 62
+"""No setting is greater: other processes and the system take 64 bits."""
+_MOST_NUMBERS = 10_000_000
+
+
 def whole(least: int, most: int | None = None, *, note: str = "") -> Check:
     """Make a check for a whole number in a range."""
 
@@ -126,7 +132,7 @@ def whole(least: int, most: int | None = None, *, note: str = "") -> Check:
             not isinstance(given, int)
             or isinstance(given, bool)
             or given < least
-            or (most is not None and given > most)
+            or given > (_MOST if most is None else most)
         ):
             span = f"{least} or more" if most is None else f"from {least:,} to {most:,}"
             raise SettingsError(f"{key} is {given!r}; expected a whole number, {span}{note}.")
@@ -135,11 +141,11 @@ def whole(least: int, most: int | None = None, *, note: str = "") -> Check:
     return check
 
 
-def above(limit: float, *, note: str = "") -> Check:
-    """Make a check for a number greater than a limit."""
+def above(limit: float, *, most: float = sys.float_info.max, note: str = "") -> Check:
+    """Make a check for a finite number greater than a limit."""
 
     def check(given: Any, key: str) -> float:
-        if not isinstance(given, (int, float)) or isinstance(given, bool) or not given > limit:
+        if not isinstance(given, (int, float)) or isinstance(given, bool) or not limit < given <= most:
             raise SettingsError(f"{key} is {given!r}; expected a number greater than {limit:g}{note}.")
         return given
 
@@ -188,11 +194,11 @@ def parse_numbers(given: Any, key: str) -> tuple[int, ...]:
     numbers: set[int] = set()
     try:
         for part in parts:
-            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", str(part))
+            match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", str(part))
             if match is None:
                 raise SettingsError(f"{key}: {part!r} is not a number or a range such as 2-4.")
             first, last = int(match[1]), int(match[2] or match[1])
-            if last < first or last - first > 10_000_000:
+            if last < first or last - first + len(numbers) > _MOST_NUMBERS:
                 raise SettingsError(f"{key}: the range {part!r} is empty or too long.")
             numbers.update(range(first, last + 1))
     except TypeError:
@@ -202,10 +208,11 @@ def parse_numbers(given: Any, key: str) -> tuple[int, ...]:
 
 def parse_bytes(given: Any, key: str) -> int:
     """Return `1048576`, `"512M"` or `"2 GB"` as a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", str(given), re.IGNORECASE)
-    if match is None:
+    match = re.fullmatch(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*([KMGT]?)i?B?\s*", str(given), re.IGNORECASE)
+    wanted = float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ") if match else _MOST + 1
+    if wanted > _MOST:
         raise SettingsError(f"{key}: {given!r} is not a size such as 512M or 2G.")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    return int(wanted)
 
 
 def _listed(words: Sequence[str]) -> str:

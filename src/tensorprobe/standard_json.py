@@ -29,7 +29,7 @@ def decode(text: str | bytes, kind: type[T], *, what: str) -> T:
     """Return the struct that `encode` wrote. SettingsError, which names `what` was expected, when it is something else."""
     try:
         return msgspec.convert(msgspec.json.decode(text), kind, strict=False)  # not strict: "NaN" is a number
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"this is not the JSON of {what}: {error}") from error
 
 

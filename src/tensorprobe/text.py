@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 _MAX_TEXT = 300
 _MAX_WORD = 4096
@@ -18,6 +19,7 @@ FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
 """The start of a text that a spreadsheet may run, full-width signs included; leading apostrophes make `sheet_text` reversible."""
 _FORMULA = re.compile(FORMULA)
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 _CONTINUES = "\n  "
 """How a further line of our own messages begins. A newline inside a foreign name is not followed by this."""
 
@@ -25,6 +27,17 @@ _CONTINUES = "\n  "
 def counted(count: int, noun: str) -> str:
     """Return `1 call` or `1,204 calls`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return `0-3, 7` for the sorted numbers 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def size(count: int) -> str:
@@ -42,6 +55,13 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
+def harmless_lines(text: str) -> str:
+    """Return the text with its lines, without anything else that a terminal acts on."""
+    if not _ACTS.search(text):
+        return text
+    return "\n".join(printable(line.replace("\t", " ")) for line in text.split("\n"))
+
+
 def plain(text: object) -> str:
     """Return the text for a terminal: on one line, without control characters, cut after 300 characters."""
     return _cut(str(text), _MAX_TEXT)
@@ -49,7 +69,7 @@ def plain(text: object) -> str:
 
 def message(text: object) -> str:
     """Return the text of an error for a terminal. Only lines that continue our own messages stay lines of their own."""
-    return _CONTINUES.join(printable(line) for line in str(text).split(_CONTINUES))
+    return _CONTINUES.join(_cut(line, 2 * _MAX_WORD) for line in str(text).split(_CONTINUES))
 
 
 def shell(text: object) -> str:

@@ -12,9 +12,12 @@ import contextlib
 import inspect
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from importlib import import_module
+from operator import or_
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +71,13 @@ def need(path: str, *, since: str = "2.1", before: str = "", lost: str = "", ins
     return instead
 
 
+def behaves(what: str, since: str, before: str = "", lost: str = "") -> bool:
+    """Declare something that names cannot show; return whether the installed torch is new enough."""
+    found = torch_version() >= tuple(map(int, since.split(".")))
+    NAMES.append(Name(what, since, before, lost, found))
+    return found
+
+
 def version_text(version: tuple[int, ...]) -> str:
     """Return a version as people write it."""
     return ".".join(map(str, version))
@@ -80,9 +90,9 @@ def torch_version() -> tuple[int, int]:
 
 
 def limits() -> list[str]:
-    """Return what the installed torch cannot do, one sentence each; empty for a torch that has every name."""
+    """Return what capture cannot do with the installed torch, one sentence each."""
     return [
-        f"torch {torch.__version__} has no {name.path} (since {name.since}): {name.lost}"
+        f"{name.lost} (torch {name.since} and newer have {name.path}; this is {torch.__version__})"
         for name in NAMES
         if name.lost and not name.found
     ]
@@ -119,14 +129,19 @@ top_saved_tensor_hooks: Callable[[bool], Any] | None = need(
 
 # Modes: what sees a call, and how the tool hides its own calls.
 no_overrides: Callable[[], Any] = need("_C.DisableTorchFunction")
+no_overrides_of_classes: Callable[[], Any] = need("_C.DisableTorchFunctionSubclass")
+_no_override: Any = need("_C._disabled_torch_function_impl")
 push_function_mode: Callable[[Any], None] = need("_C._push_on_torch_function_stack")
 pop_function_mode: Callable[[], Any] = need("_C._pop_torch_function_stack")
 function_modes: Callable[[], int] = need("_C._len_torch_function_stack")
+function_mode_at: Callable[[int], Any] = need("_C._get_function_stack_at")
 push_dispatch_mode: Callable[[Any], None] = need("_C._push_on_torch_dispatch_stack")
 pop_dispatch_mode: Callable[[], Any] = need("utils._python_dispatch._pop_mode")
 dispatch_modes: Callable[[], int] = need("_C._len_torch_dispatch_stack")
 DispatchMode: Any = need("utils._python_dispatch.TorchDispatchMode")
 no_modes: Callable[[], Any] = need("utils._python_dispatch._disable_current_modes")
+_is_excluded: Callable[[Any], bool] = need("_C._dispatch_tls_is_dispatch_key_excluded")
+_set_excluded: Callable[[Any, bool], None] = need("_C._dispatch_tls_set_dispatch_key_excluded")
 below_autograd: Callable[[], Any] = need("_C._AutoDispatchBelowAutograd")
 no_autocast: Callable[[], Any] = need("_C._DisableAutocast")
 is_tracing: Callable[[], bool] = need("_C._is_tracing")
@@ -140,7 +155,12 @@ _is_compiling: Callable[[], bool] = need(
 
 frame_evaluation: Any = need("_C._dynamo.eval_frame")
 _set_frame_callback: Callable[[Any], Any] = frame_evaluation.set_eval_frame
-COMPILES_THROUGH = torch_version() >= (2, 11)
+COMPILES_THROUGH = behaves(
+    "torch.compile that traces through modes",
+    "2.11",
+    "no mode is on while compiled code runs",
+    "nothing is recorded while code compiled by torch.compile runs; it is counted as a blind spot",
+)
 """Whether torch.compile traces through our modes and wrappers. An older one raises, or compiles again for each call."""
 
 
@@ -176,46 +196,79 @@ def is_being_compiled() -> bool:
 
 @not_compiled
 def _is_compiling_here() -> bool:
-    """Return whether torch.compile traces this code, or runs the frames around a region that it compiles."""
+    """Return whether torch.compile traces this code, runs the frames around a region that it compiles, or is imported."""
     if _is_compiling():
         return True
     callback = _set_frame_callback(None)
     _set_frame_callback(callback)
-    return callback is not None
+    return callback is not None or _is_importing_compiler()
+
+
+def _is_importing_compiler() -> bool:
+    """Return whether this thread imports torch._dynamo, as the first optimizer does. In some versions that calls torch."""
+    spec = getattr(sys.modules.get("torch._dynamo"), "__spec__", None)
+    frame = sys._getframe(1) if getattr(spec, "_initializing", False) else None
+    while frame is not None and frame.f_globals.get("__spec__") is not spec:
+        frame = frame.f_back
+    return frame is not None
 
 
 is_compiling: Callable[[], bool] = _is_compiling if COMPILES_THROUGH else _is_compiling_here
 CheckpointFrame: Any = need("utils.checkpoint._CheckpointFrame")
 LoaderIterator: Any = need("utils.data.dataloader._BaseDataLoaderIter")
-NAMES.append(
-    Name(
-        "torch.distributed.device_mesh",
-        "2.2",
-        lost="the manifest of a rank holds no coordinates in a device mesh",
-        found=torch_version() >= (2, 2),
-    )
+behaves("torch.distributed.device_mesh", "2.2", "torch.distributed._tensor.device_mesh")
+COLLECTIVES = (
+    "all_gather all_gather_coalesced all_gather_into_tensor all_reduce all_reduce_coalesced all_to_all all_to_all_single "
+    "broadcast gather irecv isend recv reduce reduce_scatter reduce_scatter_tensor scatter send"
+).split()
+"""The functions of torch.distributed that a function mode is to see. torch shows all of them since 2.13, some since 2.8."""
+behaves(
+    "torch function overrides of torch.distributed",
+    "2.13",
+    "the bodies of these functions are replaced while a probe runs",
 )
 
 
-def _shows_collectives() -> bool:
-    broadcast = getattr(sys.modules.get("torch.distributed"), "broadcast", None)
-    return broadcast is None or "has_torch_function" in inspect.unwrap(broadcast).__code__.co_names
+def hidden_collectives() -> Iterator[tuple[str, FunctionType]]:
+    """Yield the collectives that this torch does not show to a function mode: name, and function without decorators."""
+    for name in COLLECTIVES if torch_version() < (2, 13) and torch.distributed.is_available() else ():
+        function = inspect.unwrap(getattr(torch.distributed, name))
+        if isinstance(function, FunctionType) and "has_torch_function" not in function.__code__.co_names:
+            yield name, function
 
 
-NAMES.append(
-    Name(
-        "torch function overrides of torch.distributed",
-        "2.13",
-        lost="level api does not record all collectives; before 2.8 it records none",
-        found=_shows_collectives(),
-    )
+HIDDEN_SUBSCRIPTS = ("__getitem__", "__setitem__") if torch_version() < (2, 2) else ()
+behaves(
+    "torch function overrides of Tensor.__getitem__ and __setitem__",
+    "2.2",
+    "Tensor has methods of ours while a probe runs",
 )
+
+
+def keep_backends_of_groups() -> None:
+    """Let each process group end without a deadlock, before torch 2.13.
+
+    torch joins the threads of a group while it holds the interpreter's lock, and a thread may wait for that lock to release
+    a work that was made under a mode. The backend as a Python object is destroyed without the lock: it has to go last.
+    """
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    for group in [] if world is None or torch_version() >= (2, 13) else [*world.pg_map]:
+        if group not in _groups:
+            _groups.add(group)
+            backends = [group._get_backend(device) for device in group._device_types]
+            weakref.finalize(group, backends.clear).atexit = False
+
+
+_groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current_mesh() -> Any:
-    """Return the device mesh of an enclosing `with mesh:`; None where there is none, and before torch 2.2."""
-    resources = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
-    return None if resources is None else resources.get_current_mesh()
+    """Return the device mesh of an enclosing `with mesh:`; None where the program has no meshes. RuntimeError outside."""
+    for module, name in (("device_mesh", "_mesh_resources"), ("_tensor.device_mesh", "mesh_resources")):
+        resources = getattr(sys.modules.get(f"torch.distributed.{module}"), name, None)
+        if resources is not None:
+            return resources.get_current_mesh()
+    return None
 
 
 # Tensors: where their bytes are, and what kind they are.
@@ -226,11 +279,22 @@ address_of: Callable[[torch.Tensor], int] = need(
     instead=torch.Tensor.data_ptr,
 )
 is_functional_tensor: Callable[[torch.Tensor], bool] = need("_is_functional_tensor")
+PLAIN_CLASSES = frozenset((torch.Tensor, torch.nn.Parameter))
 is_wrapper_class: Callable[[type], bool] = need(
     "utils._python_dispatch.is_traceable_wrapper_subclass_type",
     since="2.5",
     before="whether the class has __tensor_flatten__ and __tensor_unflatten__",
     instead=lambda cls: hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__"),
+)
+
+
+def _copy_generator(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator(generator.device)
+    return copy.set_state(generator.get_state())
+
+
+clone_generator: Callable[[torch.Generator], torch.Generator] = need(
+    "Generator.clone_state", since="2.4", before="a new generator in the same state", instead=_copy_generator
 )
 
 # Functions: where torch keeps its kernels.
@@ -328,6 +392,11 @@ takes_numbers: Callable[[str], bool] = need("_C._should_allow_numbers_as_tensors
 to_dlpack: Callable[[torch.Tensor], Any] = need("_C._to_dlpack")
 from_dlpack: Callable[[Any], torch.Tensor] = need("_C._from_dlpack")
 SIMULATED_SINCE = "2.10"
+behaves(
+    "torch.compile that keeps the hooks of optimizers",
+    "2.3",
+    lost="steps of an optimizer are not seen once torch.compile has compiled something: call probe.step()",
+)
 accelerator_parts: Any = need("_C._acc", since=SIMULATED_SINCE, before="nothing: sim.enable refuses", instead=None)
 setup_python_backend: Any = need(
     "utils.backend_registration._setup_privateuseone_for_python_backend",
@@ -340,10 +409,49 @@ setup_python_backend: Any = need(
 StorageWeakRef: Any = need("multiprocessing.reductions.StorageWeakRef")
 
 
+# What a tensor is, past any property, method or __getattribute__ of its class. Call them with overrides off.
+requires_grad_of: Callable[[torch.Tensor], bool] = methods_of_tensor.requires_grad.__get__
+node_of: Callable[[torch.Tensor], Any] = methods_of_tensor.grad_fn.__get__
+output_number_of: Callable[[torch.Tensor], int] = methods_of_tensor.output_nr.__get__
+base_of: Callable[[torch.Tensor], Any] = methods_of_tensor._base.__get__
+is_view: Callable[[torch.Tensor], bool] = methods_of_tensor._is_view
+_version_of: Callable[[torch.Tensor], int] = methods_of_tensor._version.__get__
+dtype_of: Callable[[torch.Tensor], torch.dtype] = methods_of_tensor.dtype.__get__
+device_of: Callable[[torch.Tensor], torch.device] = methods_of_tensor.device.__get__
+shape_of: Callable[[torch.Tensor], torch.Size] = methods_of_tensor.shape.__get__
+layout_of: Callable[[torch.Tensor], torch.layout] = methods_of_tensor.layout.__get__
+is_nested: Callable[[torch.Tensor], bool] = methods_of_tensor.is_nested.__get__
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return the version of a tensor; -1 for one made in inference mode, which has none."""
+    return -1 if methods_of_tensor.is_inference(tensor) else _version_of(tensor)
+
+
+def overrides_calls(value: Any) -> bool:
+    """Return whether the class of a value takes over the calls that it is an argument of."""
+    kind = type(value)
+    return kind not in PLAIN_CLASSES and getattr(kind, "__torch_function__", _no_override) is not _no_override
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the local part of a distributed tensor, the tensor that a functional collective fills, or the tensor itself."""
+    for name in ("_local_tensor", "elem"):
+        if type(tensor) not in PLAIN_CLASSES and hasattr(type(tensor), name):
+            tensor = getattr(tensor, name)
+    return tensor
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage, of the local part where it is distributed. RuntimeError when it has none."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
-    return int(getattr(tensor, "elem", tensor).untyped_storage()._cdata)
+    return int(methods_of_tensor.untyped_storage(local_part(tensor))._cdata)
+
+
+behaves(
+    "torch.Tensor.as_subclass under a dispatch mode",
+    "2.6",
+    lost="at level aten Tensor.as_subclass raises, as under every dispatch mode of this torch; use level mix or api",
+)
 
 
 def replace_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -352,15 +460,37 @@ def replace_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]
     torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = wrapped
 
 
+need(
+    "_C.DispatchKey.AutogradNestedTensor",
+    since="2.2",
+    before="autograd follows what capture does with nested tensors",
+    instead=None,
+)
+_QUIET_KEYS = ("Python", "PythonTLSSnapshot", "AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+_QUIET = reduce(or_, (DispatchKeySet(getattr(DispatchKey, key)) for key in _QUIET_KEYS if hasattr(DispatchKey, key)))
+
+
+def quiet() -> Any:
+    """Return a context: inside, torch calls are seen by no dispatch mode and leave no trace in any graph.
+
+    It is written in C, as `no_overrides` is. A context in Python can be left switched on: the handler of a signal may raise
+    as its `__exit__` begins.
+    """
+    return without_keys(_QUIET)
+
+
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, torch calls are seen by no mode and leave no trace in any graph."""
-    with no_overrides(), torch.no_grad():
-        if dispatch_modes():
-            with no_modes():
-                yield
-        else:
-            yield
+def heard() -> Iterator[None]:
+    """Inside, dispatch modes see calls again: for a call that the tool makes to watch it, where it is `quiet` otherwise."""
+    keys = [DispatchKey.Python, DispatchKey.PythonTLSSnapshot]
+    hidden = [key for key in keys if _is_excluded(key)]
+    for key in hidden:
+        _set_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key in hidden:
+            _set_excluded(key, True)
 
 
 @contextlib.contextmanager

@@ -172,6 +172,97 @@ def a_step_list_of_a_million(root: Path) -> Iterator[Command]:
     yield "inspect", root / "a"
 
 
+def a_key_of_thousands_of_parts(root: Path) -> Iterator[Command]:
+    good = runs.write(root / "a", [mm()])
+    for number, text in enumerate(
+        (
+            "a." * 50_000 + "a = 1",
+            "\n".join("b." * 1000 + f"k{n} = 1" for n in range(100)),
+            "[a" + ".a" * 50_000 + "]",
+            " " * 20 * MB,
+        )
+    ):
+        (root / f"{number}.toml").write_text(text)
+        yield "compare", good, good, "--policy", root / f"{number}.toml"
+
+
+def thousands_of_equal_names(root: Path) -> Iterator[Command]:
+    one = np.ones(1, np.float32)
+    runs.write(
+        root / "a", [runs.call("Torch.exp.0.forward", inputs=[one], outputs=[one], args=[{"slot": "input.0"}])] * 10_000
+    )
+    yield "export", root / "a", "--to", "safetensors", "-o", root / "file"
+    yield "export", root / "a", "--to", "npy", "-o", root / "files"
+
+
+def one_call_with_thousands_of_tensors(root: Path) -> Iterator[Command]:
+    one = np.ones((2, 2), np.float32)
+    tree = [[{"slot": f"input.0.{number}"} for number in range(20_000)]]
+    call = runs.call(
+        "Torch.cat.0.forward", inputs=[one] * 20_000, outputs=[np.ones((40_000, 2), np.float32)], args=tree
+    )
+    runs.write(root / "a", [call])
+    yield "precheck", root / "a", "--jobs", "0"
+    yield "audit", root / "a", "--jobs", "0"
+
+
+def tensors_that_overlap(root: Path) -> Iterator[Command]:
+    sparse(
+        runs.write_run(
+            root / "a",
+            [
+                {
+                    "name": f"Torch.exp.{number}.forward",
+                    "slots": [
+                        {
+                            "name": "input.0",
+                            "dtype": "uint8",
+                            "shape": [GB - 64 * number],
+                            "nbytes": GB - 64 * number,
+                            "offset": 64 * number,
+                            "digest": "0" * 32,
+                        }
+                    ],
+                }
+                for number in range(1000)
+            ],
+            b"",
+        )
+        / "tensors.bin",
+        b"",
+        GB,
+    )
+    yield "inspect", root / "a", "--verify"
+
+
+def a_large_tensor_in_a_file_of_holes(root: Path) -> Iterator[Command]:
+    """The pages of both files count as memory, too: 512 MB. Whoever widens a side as a whole needs another 1 GB."""
+    for name, first in (("a", b"\x01\x02"), ("b", b"\x02\x03")):
+        slot = {"name": "output.0", "dtype": "bfloat16", "shape": [GB // 8], "nbytes": GB // 4, "offset": 0}
+        folder = runs.write_run(root / name, [{"name": "Torch.exp.0.forward", "slots": [slot]}], b"")
+        sparse(folder / "tensors.bin", first, GB // 4)
+    yield "diff", root / "a", root / "b", "Torch.exp.0.forward"
+    yield "compare", root / "a", root / "b"
+    yield "inspect", root / "a", "Torch.exp.0"
+    yield "export", root / "a", "--to", "npy", "-o", root / "out"
+
+
+def a_tensor_without_elements_of_any_size(root: Path) -> Iterator[Command]:
+    slot = {"name": "input.0", "dtype": "float32", "shape": [0, 1 << 62, 1 << 40], "nbytes": 0, "offset": 0}
+    runs.write_run(root / "a", [{"name": "Torch.exp.0.forward", "slots": [slot], "args": [{"slot": "input.0"}]}], b"")
+    yield "inspect", root / "a", "Torch.exp.0"
+    yield "export", root / "a", "--to", "npy", "-o", root / "out"
+    yield "compare", root / "a", root / "a"
+
+
+def numbers_beyond_all_limits(root: Path) -> Iterator[Command]:
+    good = runs.write(root / "a", [mm()])
+    yield "compare", good, good, "--steps", "9" * 100_000
+    yield "compare", good, good, "--ranks", ",".join(f"{n}0000000-{n}9999999" for n in range(1, 100))
+    yield "precheck", good, "--max-replay-bytes", "9" * 30 + "G"
+    yield "precheck", good, "--time-limit", "1e308"
+
+
 CASES: dict[str, Callable[[Path], Iterator[Command]]] = {
     case.__name__: case
     for case in (
@@ -187,6 +278,13 @@ CASES: dict[str, Callable[[Path], Iterator[Command]]] = {
         a_shard_of_a_billion,
         thousands_of_empty_segments,
         a_step_list_of_a_million,
+        a_key_of_thousands_of_parts,
+        thousands_of_equal_names,
+        one_call_with_thousands_of_tensors,
+        tensors_that_overlap,
+        a_large_tensor_in_a_file_of_holes,
+        a_tensor_without_elements_of_any_size,
+        numbers_beyond_all_limits,
     )
 }
 
@@ -260,7 +358,9 @@ LIMITED = (
 
 
 @pytest.mark.parametrize("limit", [0, 300])
-@pytest.mark.parametrize("what", ["compare", "csv", "xlsx", "shard", "merge", "precheck", "export", "format"])
+@pytest.mark.parametrize(
+    "what", ["compare", "csv", "xlsx", "shard", "merge", "precheck", "export", "npy", "format", "sheet"]
+)
 def test_a_full_disk_is_one_clear_error(what: str, limit: int, tmp_path: Path) -> None:
     assert resource.RLIMIT_FSIZE is not None
     a, b = ranks.write_pair(tmp_path)
@@ -278,14 +378,24 @@ def test_a_full_disk_is_one_clear_error(what: str, limit: int, tmp_path: Path) -
         "merge": ("merge", out),
         "precheck": ("precheck", a, "-o", out, "--jobs", "0"),
         "export": ("export", a, "--to", "safetensors", "-o", out),
+        "npy": ("export", a, "--to", "npy", "-o", out),
         "format": ("compare", a, b, "--format", f"json={tmp_path / 'result.json'}"),
+        "sheet": ("compare", a, b, "--format", f"xlsx={tmp_path / 'result.xlsx'}"),
     }
-    cost = costs.run_program([sys.executable, "-c", LIMITED, str(limit), *map(str, command[what])])
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    cost = costs.run_program([sys.executable, "-c", LIMITED, str(limit), *map(str, command[what])], env=environment)
     assert not cost.problems(2), (cost.problems(2), cost.out[-500:], cost.err[-1500:])
     assert "File too large" in cost.err
     after = sorted(path.name for path in out.iterdir()) if out.exists() else []
     if what in ("compare", "csv", "xlsx", "shard", "merge"):
         assert after == before
+    assert not list(scratch.iterdir())
+    assert not list(tmp_path.glob("result.*")) and not list(tmp_path.glob(".*"))
+    assert not [
+        path for path in out.rglob("*") if path.suffix in (".npy", ".safetensors") and path.stat().st_size <= limit
+    ]
 
 
 @pytest.mark.parametrize("place", ["/proc/tensorprobe", "/dev/null/out"])

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from tensorprobe.checks import precheck
+from tensorprobe.checks import audit, precheck
 from tensorprobe.ops.table import _REFUSED
 from tensorprobe.replay.functions import _REFUSED_LIBRARIES, CannotReplay, find_op
 from tests.builders.runs import call as made_call
@@ -156,6 +156,23 @@ def test_every_function_found_is_one_of_torch_or_of_the_device() -> None:
             found += 1
             assert not isinstance(function, (type, types.ModuleType, types.MethodType)), name
     assert found > 1000
+
+
+def test_results_that_we_cannot_measure_are_no_failure_of_ours(tmp_path: Path) -> None:
+    ones, slot = numpy.ones((2, 3), "float32"), {"slot": "input.0"}
+    dtype = {"type": "torch.dtype", "value": "torch.complex128"}
+    calls = [
+        made_call(f"{name}.forward", inputs=[ones], outputs=[ones], args=[slot, *more])
+        for name, *more in (
+            ("Tensor.to.0", "meta"),
+            ("Tensor.to.1", dtype),
+            ("Tensor.to_sparse.0",),
+            ("Tensor.to_mkldnn.0",),
+        )
+    ]
+    run = write(tmp_path / "run", calls)
+    for check in (precheck, audit):
+        assert not [note for note in check(run, jobs=0).summary.notes if "itself failed" in note]
 
 
 @pytest.mark.parametrize("jobs", [0, 1])

@@ -23,9 +23,10 @@ from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import FIGURES, Buckets, Finding
 from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, VALUES, Calls, Measured, Rows
 from tensorprobe.model.reason import Unmeasured
+from tensorprobe.pairing.tensor_pairs import number_pairs
 
 _fresh_keys = count()
-_COUNTS = ("count", "different", "nonfinite_different", "max_abs_index", "nonfinite_index")
+_COUNTS = ("count", "set_apart", "different", "nonfinite_different", "max_abs_index", "nonfinite_index")
 
 
 @dataclass
@@ -69,7 +70,7 @@ def row(
         **{name: figure.equal for name, figure in FIGURES.items()},
         "count": size, "different": size if error else 0, "max_abs": 3 * error, "max_abs_index": 0 if error else -1,
         "max_rel": error, "mean_abs": error, "relative_l2": error, "one_minus_cosine": error**2 / 2,
-        "nonfinite_index": -1, "bit_identical": not error,
+        "nonfinite_index": -1, "bit_identical": not error, "set_apart": 0,
     }  # fmt: skip
     for side in ("baseline", "candidate"):
         usual |= {f"{side}_max": 3.0, f"{side}_min": -3.0, f"{side}_mean": 0.0, f"{side}_norm": math.sqrt(size)}
@@ -92,7 +93,15 @@ def step(*calls: HandCall, step: int = 0, rank: int = 0, findings: tuple[Finding
     of_call = np.repeat(np.arange(len(calls)), [len(each.rows) for each in calls])
     names = [each.name for each in calls]
     backward = np.array([bool(forward_name(name)) for name in names], dtype=bool)
-    keys = list(dict.fromkeys(row.key for row in rows if row.basis in (VALUES, STATISTICS)))
+    contents: dict[Any, int] = {}
+    content = tuple(
+        np.array(
+            [contents.setdefault(held, len(contents)) for row in rows for held in (_held(row)[side],)], dtype=np.int64
+        )
+        for side in (0, 1)
+    )
+    layout = np.zeros(len(rows), dtype=np.int64)
+    differing = np.array([row.basis in (VALUES, STATISTICS) for row in rows], dtype=bool)
     codes = np.array([DTYPES[row.dtype].code for row in rows], dtype=np.int16)
     columns = {
         name: np.array([row.figures[name] for row in rows], dtype=_kind(name))
@@ -128,18 +137,28 @@ def step(*calls: HandCall, step: int = 0, rank: int = 0, findings: tuple[Finding
             dtype_names=([row.dtype for row in rows], [row.dtype for row in rows]),
             shapes=([row.shape for row in rows], [row.shape for row in rows]),
             basis=np.array([row.basis for row in rows], dtype=np.int8),
-            key=np.array([keys.index(row.key) if row.key in keys else -1 for row in rows], dtype=np.int64),
+            content=(content[0], content[1]),
+            layout=layout,
+            key=number_pairs(content, layout, differing),
             grad=np.array([row.grad for row in rows], dtype=bool),
             other_bits=np.zeros(len(rows), dtype=bool),
             note=["" if row.why is None else row.why.value for row in rows],
             figures=columns,
             unmeasured={at: row.why for at, row in enumerate(rows) if row.why is not None},
         ),
-        keys=keys,
+        contents=list(contents),
+        layouts=[None],
         buckets=Buckets(paired=len(calls)),
         findings=list(findings),
         findings_left_out=0,
     )
+
+
+def _held(row: HandRow) -> tuple[Any, Any]:
+    """What each side holds, by the key of a row; a pair is given as one."""
+    if isinstance(row.key, tuple):
+        return row.key
+    return (row.key, row.key) if row.basis == DIGEST else (f"{row.key} a", f"{row.key} b")
 
 
 def only_in_baseline(name: str, index: int) -> Finding:

@@ -22,6 +22,7 @@ from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay import runs
 from tensorprobe.replay.once import Replay
 
+HALF = pytest.param(torch.float16, marks=pytest.mark.needs_torch("2.4", "half precision on the CPU"))
 DEVICE = "cpu:0"
 Spoiler = Callable[[torch.Tensor], torch.Tensor]
 

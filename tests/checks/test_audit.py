@@ -47,6 +47,12 @@ def scaled(result: torch.Tensor) -> torch.Tensor:
     return result * 1.001
 
 
+def wrong_element(result: torch.Tensor) -> torch.Tensor:
+    flat = result.clone().view(-1)
+    flat[flat.abs().argmin()] += torch.finfo(result.dtype).eps * flat.abs().max()
+    return flat.view_as(result)
+
+
 class Block(torch.nn.Module):
     """Enough for a product, a norm, a softmax, dropout and an op in place."""
 
@@ -97,11 +103,28 @@ def test_autocast_is_no_fault(tmp_path: Path, dtype: str) -> None:
     assert not audit(folder).failures
 
 
+def test_one_wrong_element_in_half_precision_is_named(tmp_path: Path) -> None:
+    with tensorprobe.capture(tmp_path / "run", level="api", in_process=True), Wrong("gelu.default", wrong_element):
+        F.gelu(torch.linspace(-4, 4, 512).bfloat16())
+    assert [check.op for check in audit(tmp_path / "run").failures] == ["Functional.gelu"]
+
+
+def test_autocast_hides_no_wrong_product(tmp_path: Path) -> None:
+    """What autocast rounds of the inputs is no error of the op, so it allows no more."""
+    torch.manual_seed(3)
+    x, weight = torch.randn(64, 48), torch.randn(32, 48)
+    watched = tensorprobe.capture(tmp_path / "run", level="api", in_process=True)
+    with watched, Wrong("mm.default", wrong_element), torch.autocast("cpu", dtype=torch.bfloat16):
+        F.linear(x, weight)
+    assert [check.op for check in audit(tmp_path / "run").failures] == ["Functional.linear"]
+
+
 def test_a_wrong_softmax_is_named_and_its_backward_is_not(tmp_path: Path) -> None:
     result = audit(record(tmp_path / "run", Wrong("_softmax.default", scaled)))
     assert failing(result) == [(f"Functional.softmax.{at}.forward", "fail", "pass") for at in (0, 1)]
     first = str(result).splitlines()[0]
-    assert first == "FAILED    2 of 15 calls: Functional.softmax.0 and .1 are off by 1.0e-03"
+    named = "Functional.softmax.0 and .1 are off by 1.0e-03 (slope 1.0e-03, allowed 1.2e-07)"
+    assert first == f"FAILED    2 of 15 calls: {named}"
     assert result.summary.losses[0].kind == "module"
     worst = next(loss for loss in result.summary.losses if loss.kind == "call")
     assert worst.name.startswith("Functional.softmax") and worst.error == pytest.approx(1e-3 / 1.19e-7, rel=0.05)
@@ -196,3 +219,68 @@ def test_files_are_written_and_a_script_passes_on_a_right_device(tmp_path: Path)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((out / "summary.json").read_text())["exit_code"] == 1
+
+
+def test_an_op_without_a_cpu_kernel_is_judged_by_a_registered_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_references.py").write_text("def tripled(x, by=3.0):\n    return x * by\n")
+    library = torch.library.Library("audited", "DEF")  # only in this process
+    library.define("tripled(Tensor x, float by=3.0) -> Tensor")
+    library.impl("tripled", lambda x, by=3.0: x * by * 1.001, "CPU")
+    x = torch.randn(64, 8)
+    with tensorprobe.capture(tmp_path / "run", level="api", in_process=True):
+        torch.ops.audited.tripled(x, 2.0)
+    without = tensorprobe.audit(tmp_path / "run", jobs=1)
+    assert without.exit_code == 2 and "not a known operation" in str(without)
+    monkeypatch.chdir(tmp_path)
+    found = tensorprobe.audit(tmp_path / "run", jobs=1, references=["torch.ops.audited.tripled=my_references:tripled"])
+    assert [check.op for check in found.failures] == ["Ops.audited.tripled"]
+    with pytest.raises(SettingsError, match="cannot be imported"):
+        tensorprobe.audit(tmp_path / "run", jobs=1, references={"audited::tripled": "my_references:missing"})
+    with pytest.raises(SettingsError, match="expected NAME=module:function"):
+        tensorprobe.audit(tmp_path / "run", references=["audited.tripled"])
+    with pytest.raises(SettingsError, match="no other process can import"):
+        tensorprobe.reference("audited.tripled", lambda x: x)
+
+
+def test_ops_of_torch_npu_are_judged_by_their_definition(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch, torch_npu, tensorprobe\n"
+        "x = torch.randn(16, 32, device='npu', requires_grad=True)\n"
+        "with tensorprobe.capture(sys.argv[1], level='api', in_process=True):\n"
+        "    torch_npu.npu_rms_norm(x, torch.ones(32, device='npu'))[0].square().sum().backward()\n"
+    )
+    fault = {"op": "npu::npu_rms_norm", "kind": "scale", "factor": 1.001}
+    for name, options in (("right", []), ("wrong", ["--fault", json.dumps(fault)])):
+        command = ["sim", "--torch-npu", *options, "--", sys.executable, str(script), str(tmp_path / name)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tensorprobe", *command], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    right, wrong = (audit(tmp_path / name) for name in ("right", "wrong"))
+    assert right.exit_code == 0 and not right.summary.skipped, str(right)
+    assert [check.op for check in wrong.failures] == ["NPU.npu_rms_norm"]
+
+
+def test_kernels_of_the_backward_pass_are_judged_as_calls_of_their_own(tmp_path: Path) -> None:
+    right = audit(record(tmp_path / "right", level="aten"))
+    assert right.exit_code == 0 and not right.failures, str(right)
+    found = next(check for check in right.checks if check.call == "Aten.gelu_backward.default.0.backward")
+    assert found.forward == "pass" and found.details[0].slot == "output.0"
+
+
+def test_autocast_inside_a_recurrent_layer_is_no_fault_and_hides_none(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    layer, x = torch.nn.GRU(24, 20, batch_first=True), torch.randn(6, 9, 24)
+    for name in ("right", "wrong"):
+        with tensorprobe.capture(tmp_path / name, level="api", in_process=True):
+            if name == "right":
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    layer(x)
+            else:
+                with Wrong("tanh_.default", lambda result: result.mul_(1.001)):
+                    layer(x)
+    assert audit(tmp_path / "right").exit_code == 0
+    assert [check.op for check in audit(tmp_path / "wrong").failures] == ["VF.gru"]

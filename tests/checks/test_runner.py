@@ -30,7 +30,10 @@ from tests.builders.runs import call, write
 from tests.checks.deadly_ops import deadly, harmless, set_environment
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
-FILES = ["accuracy_checking_details.csv", "accuracy_checking_result.csv", "checks.jsonl", "summary.json"]
+FILES = [
+    *("accuracy_checking_details.csv", "accuracy_checking_result.csv", "checks.jsonl"),
+    *("evidence.json", "report.html", "summary.json"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -336,11 +339,27 @@ def test_two_at_once_do_not_write_into_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_device_or_standard_that_is_not_there_is_told_by_a_process(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"device 'nowhere' cannot be used(.|\n)*run them here: jobs=0"):
+    with pytest.raises(
+        SettingsError, match=r"torch has no device 'nowhere' here(.|\n)*sim --name nowhere -- "
+    ) as raised:
         precheck(run, device="nowhere", out=tmp_path / "out")
+    assert "jobs" not in str(raised.value)  # this process does not know the device either
     assert not (tmp_path / "out").exists()
     with pytest.raises(SettingsError, match="Did you mean 'seed'"):
         precheck(run, standard="sede")
+
+
+def test_the_device_is_by_default_the_one_the_run_was_recorded_on(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [harmless(0)])
+    assert precheck(run, jobs=0).summary.device == "cpu"
+    (calls,) = run.rglob("calls.jsonl")
+    calls.write_text(calls.read_text().replace('"name": "input.0"', '"name": "input.0", "device": "nowhere:1"'))
+    with pytest.raises(SettingsError, match=r"no device 'nowhere' here(.|\n)*The run was recorded on it.*--device cpu"):
+        precheck(run, jobs=0, out=tmp_path / "out")
+    with pytest.raises(SettingsError) as named:
+        precheck(run, jobs=0, device="nowhere")
+    assert "recorded on" not in str(named.value)
+    assert precheck(run, jobs=0, device="cpu").summary.device == "cpu"
 
 
 def test_a_process_that_cannot_begin_is_an_error_with_its_last_words(
@@ -424,15 +443,15 @@ def test_failing_calls_are_saved_and_their_scripts_are_remembered(
 ) -> None:
     saved: list[Any] = []
 
-    def save(call: Any, backward: Any, conditions: Any, check: Any) -> Script:
-        saved.append((call.name, backward, conditions.standard, check.forward))
+    def save(call: Any, backward: Any, conditions: Any, check: Any, imports: Any) -> Script:
+        saved.append((call.name, backward, conditions.standard, check.forward, imports))
         return Script("pass", b"tensors")
 
     saving(monkeypatch, save)
     run, out = write(tmp_path / "run", [inexact(0), deadly("crash")]), tmp_path / "out"
     settings: dict[str, Any] = {"standard": "binary", "jobs": 0, "save_failures": True, "out": out}
     result = precheck(run, **settings)
-    assert saved == [("Torch.exp.0.forward", None, "binary", "fail")]
+    assert saved == [("Torch.exp.0.forward", None, "binary", "fail", ())]
     script = out / "failures" / "Torch.exp.0.forward.py"
     assert result.replays == {"Torch.exp.0.forward": str(script)}
     assert script.read_text() == "pass" and script.with_suffix(".safetensors").read_bytes() == b"tensors"

@@ -107,7 +107,7 @@ def test_a_shard_says_what_comes_next(tmp_path: Path) -> None:
 
 WRONG = [
     (["--format", "csv"], "--format csv writes a file: add -o FOLDER, or --format csv=FILE"),
-    (["--format", "xml"], "unknown format 'xml'; expected text, json, md, junit, github, csv, parquet or xlsx"),
+    (["--format", "xml"], "unknown format 'xml'; expected text, json, md, junit, github, csv, parquet, xlsx or html"),
     (["--format", "markdwn"], "unknown format"),
     (["--format", "md="], "the file is missing after '='"),
     (["--format", "md=nowhere/x.md"], "there is no folder 'nowhere'"),

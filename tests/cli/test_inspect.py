@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from tensorprobe.cli import export, inspect
+from tensorprobe.engine import compare
 from tensorprobe.errors import NotFound, RunNotFound
-from tests.builders.runs import Blob, slot, write_calls, write_manifest, write_rank, write_run
+from tests.builders.runs import Blob, call, slot, write, write_calls, write_manifest, write_rank, write_run
 
 
 def invoke(*arguments: object) -> Result:
@@ -100,6 +103,43 @@ def test_name_that_fits_several_calls_lists_them(run_path: Path) -> None:
     assert "1 more: --limit 3" in text
 
 
+def test_more_values_are_shown_when_asked_for(run_path: Path) -> None:
+    few, all_of_them = (
+        invoke(run_path, "Functional.conv2d.0", "--slot", "input.0", "--values", count).output for count in (2, 4)
+    )
+    assert "values 1 nan …" in few and "values 1 nan -3 2\n" in all_of_them
+
+
+def test_two_runs_are_shown_side_by_side(run_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write(other, [call("Functional.conv2d.0.forward"), call("Torch.add.0.forward")])
+    printed = invoke(run_path, other).output
+    assert re.search(r"^≠ calls +3 +2$", printed, re.MULTILINE) and re.search(
+        r"^  world size +1 +1$", printed, re.MULTILINE
+    )
+    assert re.search(r"^≠ Functional\.conv2d +3 +1$", printed, re.MULTILINE)
+    assert re.search(r"^≠ Torch\.add +0 +1$", printed, re.MULTILINE)
+    assert printed.rstrip().endswith(f"tensorprobe compare '{run_path}' {other}")
+    first, second = json.loads(invoke(run_path, other, "--json").output)
+    assert (first["run"]["calls"], second["ops"]) == (3, {"Functional.conv2d": 1, "Torch.add": 1})
+
+
+def test_a_call_is_found_although_a_folder_has_its_name(
+    run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Functional.conv2d.0").mkdir()
+    assert invoke(run_path, "Functional.conv2d.0").output.startswith("Functional.conv2d.0.forward")
+
+
+def test_the_result_of_a_comparison_is_printed_again(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name, [call("Torch.add.0.forward", outputs=[np.float32([1, 2] if name == "a" else [1, 3])])])
+    result = compare(tmp_path / "a", tmp_path / "b", out=tmp_path / "result")
+    assert invoke(tmp_path / "result").output.rstrip() == str(result).rstrip()
+    assert json.loads(invoke(tmp_path / "result", "--json").output) == json.loads(result.to_json())
+
+
 def test_step_lists_its_calls(run_path: Path) -> None:
     text = invoke(run_path, "--step", 0).stdout
     assert "     2  Functional.conv2d.1.backward" in text
@@ -134,6 +174,41 @@ def test_killed_run_says_what_is_whole(tmp_path: Path) -> None:
         f"RunIncomplete: '{tmp_path}' was never closed. "
         "Step 0 is complete; step 1 has 418 calls on rank 0, none on rank 3."
     )
+
+
+def test_a_run_says_what_it_was(tmp_path: Path) -> None:
+    about = {
+        "argv": ["python", "train.py", "--lr", "1 0"],
+        "cwd": "/home/x",
+        "commit": "ab12",
+        "dirty": True,
+        "seed": 0,
+    }
+    tables = {"switches": {"threads": 2}, "packages": {"numpy": "2.0"}, "environment": {"OMP_NUM_THREADS": "2"}}
+    write_manifest(tmp_path, version=2, provenance={**about, **tables}, exit_code=0)
+    write_rank(tmp_path, closed=True)
+    lines = [line.strip() for line in invoke(tmp_path).stdout.splitlines()]
+    for fact in (
+        "command     python train.py --lr '1 0'   (exit code 0)",
+        "folder      /home/x",
+        "commit      ab12, with changes",
+        "seed        0",
+        "switches    threads 2",
+        "packages    numpy 2.0",
+        "environment OMP_NUM_THREADS 2",
+    ):
+        assert fact in lines
+    assert not any(line.startswith("lacks") for line in lines)
+
+
+def test_a_run_of_an_older_format_says_what_it_lacks(run_path: Path) -> None:
+    assert "lacks       format 1 does not record the command" in invoke(run_path).stdout
+
+
+def test_provenance_of_any_shape_is_shown(tmp_path: Path) -> None:
+    write_manifest(tmp_path, version=2, provenance={"argv": "x", "switches": [1], "packages": None, "cwd": {"a": 1}})
+    write_rank(tmp_path, closed=True)
+    assert invoke(tmp_path).exit_code == 0
 
 
 def test_damaged_run_is_shown_with_its_damage(run_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_bug_exits_3_with_its_traceback(monkeypatch: pytest.MonkeyPatch, capsy
     assert said.err.rstrip().endswith("Please report it with the lines above.")
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_early_changes_no_exit_code(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f"'{SCRIPT}' --help | true; echo ${{PIPESTATUS[0]}}"],
         capture_output=True,
@@ -67,4 +67,13 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     assert "bug of tensorprobe" not in done.stderr
-    assert done.stdout.strip() in ("0", "1")  # 1 is click's own answer to a closed pipe
+    assert done.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-", "2> /dev/full", "2>&-", "> /dev/full 2> /dev/full"])
+def test_output_that_cannot_be_written_is_exit_code_2(where: str, tmp_path: Path) -> None:
+    done = subprocess.run(["bash", "-c", f"'{SCRIPT}' inspect nowhere {where}"], capture_output=True, cwd=tmp_path)
+    assert done.returncode == 2
+    done = subprocess.run(["bash", "-c", f"'{SCRIPT}' --help {where}"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, "No space left" in done.stderr) in ((0, False), (2, "2>" not in where))
+    assert (done.returncode == 2) == ("> /dev/full" in where.replace("2>", ""))

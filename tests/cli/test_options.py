@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import time
 
 import pytest
 
 from tensorprobe.cli import options
+from tensorprobe.inject.capture import EndLine
 from tests.cli.test_main import run_program
 
-COMMANDS = ("capture", "compare", "merge", "audit", "precheck", "overflow", "inspect", "export", "sim", "doctor")
+COMMANDS = (
+    "capture",
+    "compare",
+    "merge",
+    "audit",
+    "precheck",
+    "overflow",
+    "inspect",
+    "report",
+    "view",
+    "export",
+    "sim",
+    "doctor",
+)
 
 
 def test_there_is_no_bar_without_a_terminal() -> None:
@@ -23,7 +38,7 @@ def test_a_bar_appears_only_when_it_takes_long(
     monkeypatch.setattr(options.sys.stderr, "isatty", lambda: True)
     with options.progress("working") as bar:
         assert bar is not None
-        bar.add(3)
+        bar(3)
         assert bar._shown is None
     monkeypatch.setattr(options, "LONG_S", 0.0)
     with options.progress("working") as bar:
@@ -31,10 +46,30 @@ def test_a_bar_appears_only_when_it_takes_long(
         deadline = time.monotonic() + 20
         while bar._shown is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        bar.reach(3, 10)
+        bar.expect(10)
+        bar(3)
+        assert bar._shown is not None and bar._shown.tasks[0].total == 10
         assert bar._shown is not None and bar._shown.tasks[0].completed == 3
     said = capsys.readouterr()
     assert said.out == "" and "working" in said.err
+
+
+def test_the_end_of_a_capture_is_a_line_that_vanishes() -> None:
+    terminal = io.StringIO()
+    line = EndLine(terminal, clock=iter((100.0, 101.9, 102.5, 102.6, 103.0)).__next__)
+    for done in range(4):
+        line(done << 20, 8 << 20)
+    assert terminal.getvalue() == "\rtensorprobe: writing the record, 2.1 MB of 8.39 MB, about 8 s left\x1b[K"
+    line(8 << 20, 8 << 20)
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_an_end_that_is_quick_shows_nothing() -> None:
+    terminal = io.StringIO()
+    line = EndLine(terminal, clock=lambda: 0.0)
+    line(1, 2)
+    line(2, 2)
+    assert terminal.getvalue() == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

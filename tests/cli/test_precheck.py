@@ -132,6 +132,7 @@ def test_mistakes_are_told(options: list[str], kind: type[Exception], message: s
     assert message in str(done.exception)
 
 
+@pytest.mark.simulated
 @pytest.mark.usefixtures("warm_processes")
 def test_a_fault_of_the_simulated_device_is_named(run: Path, tmp_path: Path) -> None:
     """The processes that check the calls have the device of the process that started them."""

@@ -129,7 +129,7 @@ class Trainer:
         loss.backward()
         self.losses.append(loss.item())
         if save_to is not None:
-            self._save(kept, loss, save_to)
+            self._save(kept, save_to)
 
     def update(self) -> None:
         """By hand: the first optimizer of a process costs it more than a second."""
@@ -145,12 +145,11 @@ class Trainer:
             digest.update(value.cpu().numpy().tobytes())
         print(json.dumps({"losses": self.losses, "weights": digest.hexdigest()}))
 
-    def _save(self, kept: Kept, loss: Tensor, folder: Path) -> None:
+    def _save(self, kept: Kept, folder: Path) -> None:
         weight = self.net.conv2.weight if isinstance(self.net, ConvNet) else self.net.blocks[1].mix.weight
         known = {f"{name}_forward_output": value for name, value in kept.items()}
         known |= {f"{name}_backward_input.0": value.grad for name, value in kept.items()}
         known |= {"Functional_conv2d_1_forward_input.1": weight, "Functional_conv2d_1_backward_output.1": weight.grad}
-        known |= {"Functional_cross_entropy_0_forward_output": loss}
         folder.mkdir()
         for name, value in known.items():
             numpy.save(folder / f"{name}.npy", value.detach().cpu().numpy())

@@ -9,11 +9,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
+from tensorprobe.legacy.checker.run_overflow_check import main as run_overflow_check
 from tensorprobe.legacy.layouts.checker_reader import open_checker, open_checker_files
 from tensorprobe.legacy.layouts.checker_writer import finish_recording, recording_folder, write_checker
 from tensorprobe.model import Slot
@@ -244,7 +246,7 @@ PATHS = {
     "upwards": (lambda folder: os.path.relpath(_elsewhere(folder), folder), "outside of the dump"),
     "by the name of a folder": (
         lambda folder: "forward_real_data/..",
-        "none that a file in the folder can have|names no file",
+        "none that a file in the folder can have|names no file|outside of the dump",
     ),
     "link": (_linked, "is a symbolic link"),
     "absent": (lambda folder: "forward_real_data/x.pt", "cannot be opened|missing"),
@@ -427,3 +429,18 @@ def test_a_disk_that_refuses_leaves_the_old_files(run: Run, tmp_path: Path, monk
         write_checker(run, tmp_path / "out", "12")
     assert list(read_strictly(path)) == ["Functional*silu*0"]
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_overflow_files_of_the_shipped_tool_are_checked_wherever_they_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its keys are `Torch_exp_0_forward`, its values `.npy` files by rank, at the path where it wrote them."""
+    (tmp_path / "forward_real_data" / "rank0").mkdir(parents=True)
+    np.save(tmp_path / "forward_real_data/rank0/Torch_exp_0_forward.0.npy", np.full((2, 3), 100, dtype=np.float32))
+    where = "then/forward_real_data/rank0/Torch_exp_0_forward.0.npy"
+    entry = {"type": "torch.Tensor", "datapath": where, "requires_grad": True}
+    path = write_dump(tmp_path, {"Torch_exp_0_forward": {"args": [entry], "kwargs": {}}})
+    (given,) = opened(path).call("Torch.exp.0").inputs
+    assert given.dtype == "float32" and torch.equal(given.tensor(), torch.full((2, 3), 100.0))
+    assert run_overflow_check(["-forward", str(path)]) == 0
+    assert "The Torch_exp_0_forward overflow is a normal overflow." in capsys.readouterr().out

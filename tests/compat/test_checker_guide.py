@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import os
 import select
 import shutil
@@ -223,6 +224,7 @@ def test_questions_of_the_guide(checked: Any, device: str) -> None:
     }
 
 
+@pytest.mark.simulated
 def test_a_planted_fault_is_flagged_and_its_data_saved(checked: Any) -> None:
     code, folder, said = checked("npu", FAULT)
     assert code == 1, said
@@ -300,6 +302,32 @@ def test_an_iteration_that_never_comes_is_told(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json"))
 
 
+SEVERAL = """\
+import torch
+from torch.utils.data import DataLoader
+from api_accuracy_checker.dump import msCheckerConfig
+msCheckerConfig.update_config(target_iter=[2, 0, 7], white_list=["relu", "abs"])
+for batch in DataLoader(torch.rand(4, 2)):
+    torch.relu(batch.abs() + 1)
+"""
+
+
+def test_iterations_of_a_list_have_a_folder_each_and_only_apis_of_the_white_list(tmp_path: Path) -> None:
+    place(tmp_path, SEVERAL)
+    done = run_python(["main.py"], tmp_path)
+    assert "Not recorded: iterations [7]; the DataLoader gave 4 batches." in done.stderr
+    found = sorted(tmp_path.rglob("forward_info_*.json"))
+    assert [path.parent.name for path in found] == ["step0", "step2"]
+    assert [sorted(json.loads(path.read_text())) for path in found] == [["Tensor*abs*0", "Torch*relu*0"]] * 2
+
+
+def test_the_program_ends_after_the_last_iteration_of_a_list(tmp_path: Path) -> None:
+    place(tmp_path, SEVERAL.replace("7", "1"))
+    done = run_python(["main.py"], tmp_path, code=1)
+    assert "Model pretest: exit after iteration 2." in done.stderr
+    assert len(list(tmp_path.rglob("forward_info_*.json"))) == 3
+
+
 @pytest.mark.parametrize("names", [("-forward", "absent.json", "-backward", "absent.json"), ("-forward", "x")])
 def test_run_ut_says_what_is_missing(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     from tensorprobe.legacy.checker.run_ut import main
@@ -322,6 +350,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "number": ({"enable_dataloader": 1}, SettingsError, "must be True or False"),
     "negative": ({"target_iter": -1}, SettingsError, "target_iter is -1"),
     "bool": ({"target_iter": True}, SettingsError, "target_iter is True"),
+    "no iteration": ({"target_iter": []}, SettingsError, "target_iter is []"),
+    "one name": ({"white_list": "relu"}, SettingsError, "a list of names of APIs"),
     "nothing": ({"error_data_path": ""}, SettingsError, "must be the path of a folder"),
 }
 
@@ -341,9 +371,14 @@ def test_update_config_says_what_is_wrong(
 def test_update_config_sets_what_is_right(tmp_path: Path) -> None:
     config = CheckerConfig()
     config.update_config(
-        dump_path=tmp_path, real_data=True, enable_dataloader=False, target_iter=0, error_data_path="errors"
+        dump_path=tmp_path,
+        real_data=True,
+        enable_dataloader=False,
+        target_iter=0,
+        error_data_path="errors",
+        white_list=["conv2d"],
     )
     assert vars(config) == {
         "dump_path": str(tmp_path), "real_data": True, "enable_dataloader": False, "target_iter": 0,
-        "error_data_path": str(Path("errors").absolute()),
+        "error_data_path": str(Path("errors").absolute()), "white_list": ["conv2d"],
     }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from tensorprobe.errors import SettingsError, UnknownSetting
 from tensorprobe.legacy.msprobe.config import DumpConfig, read_config
+from tensorprobe.legacy.wrapped import at_risk, closed, shipped_ops
 
 Json = dict[str, Any]
 
@@ -20,7 +21,7 @@ WRONG: list[tuple[Json, type[Exception], str]] = [
         SettingsError,
         r'task is "tensors" in .*, line 2; it must be one of .* Did you mean \'tensor\'',
     ),
-    ({"task": "free_benchmark", "free_benchmark": {}}, SettingsError, "not part of this version; there are statistics"),
+    ({"task": "diff_check", "diff_check": {}}, SettingsError, "not part of this version; there are statistics"),
     ({"level": "L3"}, SettingsError, 'level is "L3".*must be one of L0, L1, L2, mix, debug'),
     ({"rank": "all"}, SettingsError, r'rank is "all".*numbers and ranges, such as \[0, "4-6"\]'),
     ({"step": ["6-4"]}, SettingsError, "step is .*the range '6-4' is empty"),
@@ -112,6 +113,17 @@ def test_the_settings_that_the_older_tool_ships_are_taken(tmp_path: Path) -> Non
     }
     (tmp_path / "config.json").write_text(json.dumps(shipped))
     read = read_config(tmp_path / "config.json", dump_path="here", step=["4-6", 9], task="tensor")
-    assert read == DumpConfig(task="tensor", dump_path=Path("here"), step=(4, 5, 6, 9), file_format="npy")
+    wrapped = at_risk(closed(shipped_ops()), "FOCUS")
+    expected = DumpConfig(task="tensor", dump_path=Path("here"), step=(4, 5, 6, 9), file_format="npy", wrapped=wrapped)
+    assert read == expected
     assert read_config(tmp_path / "config.json", dump_path="x", task="acc_check").task == "run_ut"
-    assert read_config() == DumpConfig()
+    assert read_config() == DumpConfig(wrapped=wrapped)
+
+
+def test_what_is_named_is_dumped_whatever_its_risk(tmp_path: Path) -> None:
+    assert "Tensor.transpose" not in read_config(dump_path="here").wrapped
+    assert "Tensor.transpose" in read_config(dump_path="here", risk_level="ALL").wrapped
+    core = read_config(dump_path="here", risk_level="CORE").wrapped
+    assert "Functional.linear" in core and "Functional.gelu" not in core
+    (settings := tmp_path / "config.json").write_text('{"dump_path": "here", "statistics": {"list": ["transpose"]}}')
+    assert "Tensor.transpose" in read_config(settings).wrapped

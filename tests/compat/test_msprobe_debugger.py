@@ -30,7 +30,7 @@ from tests.compat.msprobe_net import (
     train,
     write_config,
 )
-from tests.conftest import recorder_children
+from tests.conftest import recorders
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_killed_recorder_leaves_whole_files(tmp_path: Path) -> None:
     debugger.start()
     for _ in range(200):
         F.relu(torch.ones(3))
-    for pid in recorder_children():
+    for pid in recorders():
         os.kill(pid, signal.SIGKILL)
     with pytest.warns(CaptureIncomplete, match="the recorder has ended"):
         debugger.stop()

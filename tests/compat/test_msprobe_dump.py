@@ -49,6 +49,7 @@ def test_the_files_are_those_of_the_older_tool(whole: tuple[Path, Run]) -> None:
     head = index(folder)
     data = head.pop("data")
     values = folder / "dump" / "step0" / HERE / "dump_tensor_data"
+    assert head.pop("tool") == "tensorprobe"
     assert head == {"task": "tensor", "level": "mix", "framework": "pytorch", "dump_data_dir": str(values)}
     forward = data["Functional.linear.0.forward"]
     assert list(forward) == ["input_args", "input_kwargs", "output"]
@@ -77,14 +78,12 @@ def test_the_files_are_those_of_the_older_tool(whole: tuple[Path, Run]) -> None:
 def test_operators_have_the_names_that_python_gives_them(whole: tuple[Path, Run]) -> None:
     found = [name for name in index(whole[0])["data"] if name.startswith("Tensor.") and name.endswith(".forward")]
     assert found == [
-        "Tensor.reshape.0.forward",
         "Tensor.__add__.0.forward",
         "Tensor.__mul__.0.forward",
         "Tensor.add.0.forward",
         "Tensor.__rmul__.0.forward",
         "Tensor.__add__.1.forward",
         "Tensor.__gt__.0.forward",
-        "Tensor.detach.0.forward",
     ]
 
 
@@ -107,7 +106,7 @@ def test_values_statistics_and_gradients_are_those_of_a_run(whole: tuple[Path, R
                 assert torch.equal(slot.tensor(), other.tensor()), slot
                 assert slot.grad == other.grad
                 compared += 1
-        assert [name for name in names(native) if not name.startswith("Module.Net.")] == names(whole[1])
+        assert {*names(whole[1])} < {*names(native)}
     assert compared > 100
 
 
@@ -213,7 +212,7 @@ def test_list_takes_texts_and_modules_with_what_is_in_them(tmp_path: Path) -> No
 def test_what_support_wrap_ops_leaves_out_is_not_dumped(tmp_path: Path) -> None:
     (tmp_path / "ops.yaml").write_text("functional:\n  # - gelu\n  - linear\ntensor:\n  # - __add__\n")
     found = names(dump(tmp_path, support_wrap_ops=str(tmp_path / "ops.yaml")))
-    assert "Functional.linear.1.forward" in found and "Tensor.__mul__.0.forward" in found
+    assert "Functional.linear.1.forward" in found and "Tensor.__mul__.0.forward" not in found
     assert not [name for name in found if "gelu" in name or "add" in name]
 
 

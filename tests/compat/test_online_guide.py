@@ -433,5 +433,5 @@ def test_seed_all_is_the_new_one() -> None:
         drawn.append(torch.rand(3))
     torch.manual_seed(1234)
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], torch.rand(3))
-    with pytest.raises(SettingsError, match="rm_dropout is True; dropout is not taken out of a model here"):
-        seed_all(rm_dropout=True)
+    with pytest.raises(SettingsError, match="rm_dropout is 1; it must be True or False"):
+        seed_all(rm_dropout=1)  # type: ignore[arg-type]

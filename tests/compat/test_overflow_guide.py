@@ -226,6 +226,7 @@ def test_the_parser_calls_it_normal_when_the_numbers_are_that_large(parsed: Any)
     assert total == "2 APIs on cpu: 2 normal, 0 abnormal, 0 unknown, 0 finite"
 
 
+@pytest.mark.simulated
 def test_the_parser_calls_it_abnormal_when_only_the_device_overflows(parsed: Any) -> None:
     code, (softmax, product, total) = parsed("npu")
     assert code == 1

@@ -117,22 +117,21 @@ def test_figures_of_no_element_are_not_shown(tmp_path: Path) -> None:
     assert "all 2 elements, 2 of them not the same" in row["Err_message"]
 
 
-def test_a_name_in_an_older_spelling_is_said_to_be_counted_otherwise(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ptdbg_ascend"):
-        begin(mode="list", scope=["Tensor___add___1_forward"])
-        x = torch.ones(2)
-        y = (x + 1).add(3)
-        ptdbg.set_dump_switch("OFF")
-    assert "the call meant is Tensor_add_1_forward" in caplog.text
-    assert (read_dump(PKL).lines["Tensor_add_1_forward_output"].array == y.numpy()).all()
-
-
-@pytest.mark.parametrize("api", ["__add__", "Tensor_add", "add"])
-def test_api_list_takes_the_spellings_of_a_dump(api: str) -> None:
-    begin(mode="api_list", api_list=[api])
-    (torch.ones(2) + 1).mul(2)
+def test_an_operator_and_its_method_are_counted_apart() -> None:
+    begin(mode="list", scope=["Tensor___add___1_forward"])
+    x = torch.ones(2)
+    y = (x + 1).add(3) + 5
     ptdbg.set_dump_switch("OFF")
-    assert {name.partition("_0_")[0] for name in read_dump(PKL).lines} == {"Tensor_add"}
+    assert {*read_dump(PKL).lines} == {"Tensor___add___1_forward_input.0", "Tensor___add___1_forward_output"}
+    assert (read_dump(PKL).lines["Tensor___add___1_forward_output"].array == y.numpy()).all()
+
+
+@pytest.mark.parametrize("api", ["__add__", "Tensor___add__", "__ADD__"])
+def test_api_list_takes_whole_names_in_any_case(api: str) -> None:
+    begin(mode="api_list", api_list=[api])
+    (torch.ones(2) + 1).add(2).add_(1)
+    ptdbg.set_dump_switch("OFF")
+    assert {name.partition("_0_")[0] for name in read_dump(PKL).lines} == {"Tensor___add__"}
 
 
 def test_values_that_the_disk_refuses_are_not_called_no_calls() -> None:

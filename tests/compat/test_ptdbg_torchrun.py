@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.compat import guide_blocks as guide
 from tests.compat.reading import read_dump
 from tests.compat.scripts import run_on, write_program
@@ -90,6 +92,7 @@ def expected_folders(ranks: int) -> list[str]:
     return sorted(name for rank in names for name in rank)
 
 
+@pytest.mark.simulated
 def test_a_fault_on_one_rank_of_four_is_found_there_and_nowhere_else(tmp_path: Path) -> None:
     write_program(tmp_path, ON_TWO_DEVICES)
     command = [sys.executable, *LAUNCH, "4", "train.py", "cpu:gloo,npu:hccl"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
+from tensorprobe.record import open_run
 
 
 class Net(nn.Module):
@@ -77,6 +79,92 @@ def test_a_parent_is_the_module_that_called(dump: tuple[dict[str, Any], dict[str
     )
     assert parents["Functional.dropout.0.forward"] is None
     assert parents["Module.head.Linear.forward.0"] is None
+
+
+def dump_of(tmp_path: Path, step: Callable[[], Any], **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a step leaves in dump.json and construct.json."""
+    (tmp_path / "config.json").write_text(json.dumps({"dump_path": str(tmp_path / "dump"), "level": "mix", **settings}))
+    debugger = PrecisionDebugger(config_path=tmp_path / "config.json")
+    debugger.start()
+    step()
+    debugger.stop()
+    PrecisionDebugger._instance = None
+    (file,) = (tmp_path / "dump").rglob("dump.json")
+    return json.loads(file.read_text())["data"], json.loads(file.with_name("construct.json").read_text())
+
+
+def test_the_optimizer_and_clipping_are_parents_of_their_calls(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False)
+
+    def step() -> None:
+        (weight * 2).sum().backward()
+        torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=False)
+        optimizer.step()
+        weight.detach().exp()
+
+    data, parents = dump_of(tmp_path, step)
+    assert parents["optimizer"] is None and parents["clip_grad"] is None
+    assert {parents[name] for name in data if ".add_." in name} == {"optimizer"}
+    assert parents["Torch.vector_norm.0.forward"] == "clip_grad"
+    assert parents["Tensor.__mul__.0.forward"] is None and parents["Tensor.exp.0.forward"] is None
+
+
+class Scaled(nn.Module):
+    scale = 3.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = 0.5
+        y: torch.Tensor = self.scale * x + x * self.scale + half * x + 1 / x
+        return sum([y, -x, abs(x)]).__isub__(x)  # type: ignore[union-attr,return-value]
+
+
+def test_operators_have_the_names_by_which_python_calls_them(tmp_path: Path) -> None:
+    data, _ = dump_of(tmp_path, lambda: Scaled()(torch.ones(2)))
+    assert [name for name in data if not name.startswith("Module.")] == [
+        "Tensor.__rmul__.0.forward",
+        "Tensor.__mul__.0.forward",
+        "Tensor.__add__.0.forward",
+        "Tensor.__rmul__.1.forward",
+        "Tensor.__add__.1.forward",
+        "Tensor.reciprocal.0.forward",
+        "Tensor.__mul__.1.forward",
+        "Tensor.__add__.2.forward",
+        "Tensor.__radd__.0.forward",
+        "Tensor.__add__.3.forward",
+        "Tensor.__add__.4.forward",
+        "Tensor.__isub__.0.forward",
+    ]
+
+
+def test_a_function_that_the_program_holds_shows_what_it_calls(tmp_path: Path) -> None:
+    activation, x = F.relu, torch.ones(2)
+    data, _ = dump_of(tmp_path, lambda: (activation(x), F.relu(x), torch.nn.functional.relu(x)))
+    assert [*data] == ["Torch.relu.0.forward", "Functional.relu.0.forward", "Functional.relu.1.forward"]
+
+
+def test_what_only_moves_values_is_dumped_at_risk_level_all(tmp_path: Path) -> None:
+    x = torch.ones(2, 3)
+
+    def step() -> None:
+        if bool(x.transpose(0, 1).flatten().sum() > 1):
+            x.exp()
+
+    focus, _ = dump_of(tmp_path, step)
+    assert [*focus] == ["Tensor.sum.0.forward", "Tensor.__gt__.0.forward", "Tensor.exp.0.forward"]
+    everything, _ = dump_of(tmp_path, step, risk_level="ALL")
+    assert [*everything][:2] == ["Tensor.transpose.0.forward", "Tensor.flatten.0.forward"]
+    assert everything["Tensor.__bool__.0.forward"]["output"] == [{"type": "bool", "value": True}]
+
+
+def test_gradients_stand_in_the_order_of_the_arguments(tmp_path: Path) -> None:
+    x, weight, bias = (torch.rand(shape, requires_grad=True) for shape in ((2, 3), (3,), (3,)))
+    data, _ = dump_of(tmp_path, lambda: F.layer_norm(x, [3], bias=bias, weight=weight).sum().backward())
+    assert [held["shape"] for held in data["Functional.layer_norm.0.backward"]["output"]] == [[2, 3], [3], [3]]
+    (file,) = (tmp_path / "dump").rglob("dump.json")
+    slots = {slot.name: slot.summary.max for slot in open_run(file).call("Functional.layer_norm.0.backward").outputs}
+    assert [*slots] == ["output.0", "output.kwargs.weight", "output.kwargs.bias"] and bias.grad is not None
+    assert slots["output.kwargs.bias"] == bias.grad.max().item()
 
 
 def test_the_optimizer_is_dumped_alike_on_every_device(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import json
@@ -15,14 +16,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ptdbg_ascend
 import tensorprobe
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch import seed_all as msprobe_seed_all
 from tensorprobe.checks import precheck
+from tensorprobe.errors import RunNotFound, SettingsError
 from tensorprobe.legacy.checker.run_ut import main as run_ut
 from tensorprobe.legacy.checker.run_ut import spell, write_tables
 from tensorprobe.legacy.layouts.targets import remove_ended
 from tensorprobe.legacy.msprobe.config import read_config
 from tensorprobe.legacy.msprobe.online import _read_number
+from tests.taps.scripts import run_tool
 
 SHIPPED: dict[str, Any] = {
     "task": "statistics",
@@ -47,6 +52,7 @@ SHIPPED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("module", "name"),
     [
+        ("ptdbg_ascend", "PrecisionDebugger"),
         ("ptdbg_ascend.online_dispatch", "PtdbgDispatch"),
         ("api_accuracy_checker.common.config", "msCheckerConfig"),
         ("msprobe.pytorch.common.utils", "seed_all"),
@@ -61,7 +67,7 @@ def test_one_process_is_always_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _read_number(1) == 1
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor", "overflow_check", "run_ut"])
+@pytest.mark.parametrize("task", ["statistics", "tensor", "overflow_check", "run_ut", "grad_probe", "free_benchmark"])
 def test_the_shipped_config_is_taken_as_it_is(task: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SHIPPED, "task": task}))
     assert read_config(tmp_path / "config.json").task == task
@@ -130,3 +136,110 @@ def test_the_tables_of_run_ut_have_the_shipped_columns(tmp_path: Path) -> None:
     head, first, *_ = details.read_text().splitlines()
     assert head.startswith(shipped + ",")
     assert len(first.split(",")) >= len(head.split(","))
+    cells = next(csv.DictReader(details.read_text().splitlines()))
+    assert [cells[column] for column in ("Bench Dtype", "NPU Dtype", "Shape", "Compare Builtin Type")] == [
+        *("torch.float64", "torch.float32", "(3, 4)", "N/A")
+    ]
+
+
+def test_importing_ptdbg_ascend_seeds_the_program() -> None:
+    program = "import torch, random\nimport ptdbg_ascend\nprint(torch.randn(3).tolist(), random.random())"
+    drawn = {subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout for _ in range(2)}
+    assert len(drawn) == 1
+
+
+@pytest.mark.parametrize("seed_all", [ptdbg_ascend.seed_all, msprobe_seed_all])
+def test_rm_dropout_takes_dropout_out_of_the_program(seed_all: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dropout", "dropout2d", "dropout3d"):
+        monkeypatch.setattr(F, name, getattr(F, name))  # put back after the test
+    x = torch.ones(2, 8, 4, 5)
+    seed_all(rm_dropout=False)
+    assert not torch.equal(torch.nn.Dropout(0.5)(x), x)
+    seed_all(seed=1234, mode=False, rm_dropout=True)
+    seed_all(rm_dropout=True)
+    for dropout in (torch.nn.Dropout(0.5), torch.nn.Dropout2d(0.5), torch.nn.Dropout3d(0.9)):
+        assert torch.equal(dropout(x), x)
+    with pytest.raises(ValueError, match="dropout probability"):
+        F.dropout(x, 2.0)
+
+
+NPU_FIRST = """
+import torch_npu
+from torch_npu.utils.device_guard import torch_device_guard
+import sys
+import torch
+assert torch_npu is sys.modules["torch_npu"]
+assert torch_npu._C._npu_getDevice() == 0
+assert torch_device_guard(torch.ones)(2, device="npu").sum().item() == 2
+"""
+
+
+def test_torch_npu_can_be_imported_before_torch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NPU_FIRST)
+    run_tool(["sim", "--torch-npu", "--", sys.executable, "train.py"], tmp_path, cold=True)
+    without = run_tool(["sim", "--", sys.executable, "train.py"], tmp_path, code=1, cold=True)
+    assert "No module named 'torch_npu'" in without.stderr
+
+
+def test_a_single_infinite_number_from_finite_ones_is_an_overflow(tmp_path: Path) -> None:
+    x = torch.rand(4)
+    ptdbg_ascend.set_dump_path(tmp_path / "dump.pkl")
+    ptdbg_ascend.register_hook(torch.nn.Identity(), ptdbg_ascend.overflow_check, overflow_nums=1)
+    with pytest.raises(ValueError, match="overflow 1 times"):
+        torch.log(x.sum() - x.sum())
+    ptdbg_ascend.set_overflow_check_switch("OFF")
+    (pkl,) = tmp_path.rglob("Overflow_info_*.pkl")
+    assert "Torch_log_0_forward" in pkl.read_text()
+
+
+def test_a_path_from_before_dump_tag_is_answered_with_where_the_dump_went(tmp_path: Path) -> None:
+    (tmp_path / "dump_conv2d_v1.0" / "rank0" / "npu_dump").mkdir(parents=True)
+    (tmp_path / "dump_conv2d_v1.0" / "rank0" / "npu_dump.pkl").touch()
+    where = r"Did you mean '(.*/)?dump_conv2d_v1\.0/rank0/npu_dump\.pkl'\?$"
+    with pytest.raises(RunNotFound, match=where):
+        ptdbg_ascend.parse("./npu_dump.pkl", "Torch_conv2d_0_forward")
+    with pytest.raises(RunNotFound, match=where):
+        ptdbg_ascend.parse(tmp_path / "npu_dump.pkl", "Torch_conv2d_0_forward")
+    pasted = {f"{side}_pkl_path": "./npu_dump.pkl" for side in ("npu", "bench")}
+    with pytest.raises(RunNotFound, match=where):
+        ptdbg_ascend.compare(pasted, tmp_path)
+    with pytest.raises(SettingsError, match=r"Did you mean 'dump_conv2d_v1\.0/rank0/npu_dump'\?"):
+        ptdbg_ascend.compare({**pasted, "npu_dump_data_dir": "./npu_dump"}, tmp_path)
+
+
+def test_the_debugger_of_ptdbg_dumps_the_steps_that_are_asked_for(tmp_path: Path) -> None:
+    debugger = ptdbg_ascend.PrecisionDebugger(tmp_path / "dump", hook_name="dump", step=[0, 2])
+    debugger.configure_hook(mode="api_list", api_list=["relu"])
+    x = torch.randn(3)
+    for _ in range(4):
+        debugger.start()
+        torch.relu(x).abs()
+        ptdbg_ascend.PrecisionDebugger.stop()
+        debugger.step()
+    home = tmp_path / "dump" / "ptdbg_dump_v1.0"
+    assert sorted(path.relative_to(home).as_posix() for path in home.rglob("*.pkl")) == [
+        "step0/rank0/dump.pkl", "step2/rank0/dump.pkl",
+    ]  # fmt: skip
+    lines = (home / "step2" / "rank0" / "dump.pkl").read_text()
+    assert "Torch_relu_0_forward_input.0" in lines and "abs" not in lines
+    debugger.start()  # step 4 is not asked for
+    assert ptdbg_ascend.PrecisionDebugger._instance is debugger and not (home / "step4").exists()
+
+
+def test_the_debugger_of_ptdbg_counts_overflows_over_steps(tmp_path: Path) -> None:
+    debugger = ptdbg_ascend.PrecisionDebugger(tmp_path, hook_name="overflow_check")
+    debugger.configure_hook(overflow_nums=2)
+    x = torch.full((3,), 1e30)
+    for step in range(2):
+        debugger.start()
+        with pytest.raises(ValueError, match="overflow 2 times") if step else contextlib.nullcontext():
+            torch.mul(x, x)
+        debugger.stop()
+        debugger.step()
+
+
+def test_the_debugger_of_ptdbg_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="hook_name is 'dmp'; it must be one of dump, overflow_check"):
+        ptdbg_ascend.PrecisionDebugger(tmp_path, hook_name="dmp")
+    with pytest.raises(SettingsError, match=r"enable_dataloader is not part of this version. Call start\(\)"):
+        ptdbg_ascend.PrecisionDebugger(tmp_path, hook_name="dump", enable_dataloader=True)

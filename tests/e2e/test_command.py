@@ -49,7 +49,7 @@ def test_text_says_the_answer_first_and_the_next_command_last(runs: dict[str, Pa
         f"DIVERGED  first at step 0, rank 0: {NAMED} in module 'blocks.1.norm', output.0 (float32 [4, 8, 16])"
     )
     assert "inputs agree exactly" in lines[1] and "introduced here" in lines[1] and "allowed" in lines[1]
-    assert lines[-1].startswith("Look at it:   tensorprobe inspect")
+    assert lines[-1].startswith("Look at it:   tensorprobe diff")
     assert not any("\x1b" in line for line in lines)
 
 
@@ -58,7 +58,7 @@ def test_the_next_command_works(runs: dict[str, Path], tool: Any, tmp_path: Path
 
     last = tool(runs["right"], runs["epsilon"]).out.splitlines()[-1]
     words = shlex.split(last.partition("tensorprobe ")[2])
-    assert NAMED in run_tool(list(words), tmp_path, code=0).stdout
+    assert NAMED in run_tool(list(words), tmp_path, code=1).stdout
 
 
 def test_exit_codes(runs: dict[str, Path], tool: Any, tmp_path: Path) -> None:

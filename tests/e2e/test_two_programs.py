@@ -98,7 +98,7 @@ def test_an_inserted_call_shifts_nothing(tmp_path: Path) -> None:
     """One tanh more in the first block: the numbers of all later ones are others, and all stay paired."""
     result = compare_programs(tmp_path, Program(), Program(change=insert(torch.tanh)))
     buckets = result.summary.buckets
-    assert (buckets.only_baseline, buckets.only_candidate) == (0, 2)
+    assert (buckets.in_regions, buckets.only_baseline, buckets.only_candidate) == (2, 0, 0)
     assert [(finding.kind, finding.call) for finding in result.findings] == [
         ("only_candidate", "Torch.tanh.1.forward"),
         ("only_candidate", "Torch.tanh.1.backward"),
@@ -109,7 +109,7 @@ def test_an_inserted_call_shifts_nothing(tmp_path: Path) -> None:
             assert (f"Torch.tanh.{number}.{direction}", f"Torch.tanh.{shifted}.{direction}") in pairs
     found = result.divergence
     assert found is not None and (found.candidate_call, found.call) == ("Torch.tanh.1.forward", "")
-    assert "the baseline makes no such call" in str(result)
+    assert "no call in baseline ↔ 2 calls in candidate (tanh) do not give the same" in str(result)
 
 
 def test_what_an_inserted_call_made_is_not_called_a_parameter(tmp_path: Path) -> None:
@@ -123,9 +123,12 @@ def test_what_an_inserted_call_made_is_not_called_a_parameter(tmp_path: Path) ->
 
 def test_a_call_that_changes_nothing_may_be_inserted_and_is_told(tmp_path: Path) -> None:
     result = compare_programs(tmp_path, Program(), Program(change=insert(torch.clone)))
-    assert result.exit_code == 1
+    assert result.exit_code == 0
     assert result.summary.statuses["agrees"] == result.summary.buckets.paired
-    assert {finding.call for finding in result.findings} == {"Torch.clone.0.forward", "Torch.clone.0.backward"}
+    assert [region.candidate for region in result.summary.regions] == [
+        ["Torch.clone.0.forward", "Torch.clone.0.backward"]
+    ]
+    assert "no call in baseline ↔ 2 calls in candidate (clone)" in str(result)
 
 
 @pytest.mark.parametrize("level", LEVELS[:3])
@@ -235,5 +238,56 @@ def test_a_selection_is_compared_with_what_it_selects(tmp_path: Path) -> None:
     Program(settings=some).record(part)
     result = tensorprobe.compare(whole, part)
     assert result.summary.buckets.paired == result.summary.candidate.recorded > 0
-    assert result.summary.buckets.only_baseline == result.summary.baseline.recorded - result.summary.buckets.paired
+    alone = result.summary.buckets.only_baseline + result.summary.buckets.in_regions
+    assert alone == result.summary.baseline.recorded - result.summary.buckets.paired
     assert result.summary.statuses["agrees"] == result.summary.buckets.paired
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_copy_that_had_nothing_to_do_on_one_side_is_no_difference(turned: bool, tmp_path: Path) -> None:
+    """Another device returns another layout: `contiguous` copies there, and only there it has a backward."""
+    layouts = [torch.contiguous_format, torch.channels_last]
+    for name, layout in zip("ab", reversed(layouts) if turned else layouts, strict=True):
+        images = torch.arange(32.0).reshape(1, 2, 4, 4).requires_grad_()
+        with tensorprobe.capture(tmp_path / name):
+            (images * 2).clone(memory_format=layout).contiguous().square().sum().backward()
+    result = tensorprobe.compare(tmp_path / "a", tmp_path / "b")
+    skipped = result.summary.buckets.skipped
+    assert skipped == {"backward of a copy or cast that had nothing to do on the other side": 1}
+    assert result.summary.buckets.only_baseline == result.summary.buckets.only_candidate == 0
+    assert not [finding for finding in result.findings if finding.kind != "arguments"]
+
+
+def test_a_backward_that_is_missing_beside_its_forward_is_still_named(tmp_path: Path) -> None:
+    for name, detached in (("a", False), ("b", True)):
+        values = torch.arange(4.0).requires_grad_()
+        with tensorprobe.capture(tmp_path / name):
+            rooted = values.detach().sqrt() if detached else values.sqrt()
+            (rooted.contiguous() * values).sum().backward()
+    result = tensorprobe.compare(tmp_path / "a", tmp_path / "b")
+    assert not result.agrees
+    assert "Tensor.sqrt.0.backward" in [finding.call for finding in result.findings]
+
+
+def test_an_optimizer_that_works_on_lists_on_one_side_only_is_explained_without_values(tmp_path: Path) -> None:
+    for name, foreach in (("a", False), ("b", True)):
+        tensorprobe.seed_all(1)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=foreach)
+        with tensorprobe.capture(tmp_path / name, model=model, mode="structure"):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    said = str(tensorprobe.compare(tmp_path / "a", tmp_path / "b"))
+    assert "The optimizer of the candidate updates lists of tensors (foreach)" in said
+    assert "foreach=False" in said and "foreach=False" not in str(tensorprobe.compare(tmp_path / "a", tmp_path / "a"))
+
+
+def test_a_parameter_that_differs_otherwise_than_by_a_factor_is_not_called_scaled(tmp_path: Path) -> None:
+    for name, error in (("a", 0.0), ("b", 1e-6)):
+        tensorprobe.seed_all(1)
+        model = torch.nn.Linear(64, 64, bias=False)
+        model.weight.data += error * torch.randn(64, 64)
+        with tensorprobe.capture(tmp_path / name, model=model):
+            model(torch.ones(1, 64))
+    (external,) = tensorprobe.compare(tmp_path / "a", tmp_path / "b").summary.externals
+    assert external.name == "weight" and external.detail.startswith("max |Δ|")

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensorprobe.engine import compare, output
 from tensorprobe.errors import CannotCompare, RunDamaged, SettingsError
 from tests.builders.ranks import FILES, listed, write_pair, written
+from tests.builders.runs import call, write
 
 
 def test_files_of_others_stay_and_ours_are_replaced(tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_a_failed_comparison_leaves_an_earlier_result_as_it_was(jobs: int, tmp_p
 def test_a_table_of_an_earlier_comparison_does_not_stay_beside_the_new_one(tmp_path: Path) -> None:
     runs, out = write_pair(tmp_path), tmp_path / "out"
     compare(*runs, out=out, table="csv", workbook=True)
-    assert listed(out) == ["advisor.txt", "result.csv", "result.xlsx", "summary.json"]
+    assert listed(out) == sorted(["result.csv", "result.xlsx", *FILES[1:]])
     compare(*runs, out=out)
     assert listed(out) == sorted(FILES)
 
@@ -83,3 +85,26 @@ def test_a_workbook_that_was_cut_is_noticed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(xlsx, "write_xlsx", lambda path, batches, **settings: real(path, batches, cap=20, **settings))
     result = compare(*write_pair(tmp_path), out=tmp_path / "out", workbook=True)
     assert result.notices == ["result.xlsx holds 20 rows; 22 more are in the table beside it."]
+
+
+def test_each_input_names_the_call_that_made_it(tmp_path: Path) -> None:
+    first, second = (np.arange(8, dtype=np.float32) + shift for shift in (0, 100))
+    calls = [
+        call("Torch.add.0.forward", inputs=[first], outputs=[second]),
+        call("Torch.mul.0.forward", inputs=[second, first], outputs=[first]),
+        call("Torch.sub.0.forward", inputs=[first, second], outputs=[first * 3]),
+    ]
+    for name in ("a", "b"):
+        write(tmp_path / name, calls)
+    rows = compare(tmp_path / "a", tmp_path / "b").rows
+    made = {(row.call.split(".")[1], row.slot): row.producer for row in rows}
+    assert made == {
+        ("add", "input.0"): -1,
+        ("add", "output.0"): -1,
+        ("mul", "input.0"): 0,
+        ("mul", "input.1"): -1,
+        ("mul", "output.0"): -1,
+        ("sub", "input.0"): 1,
+        ("sub", "input.1"): 0,
+        ("sub", "output.0"): -1,
+    }

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tensorprobe
+from tensorprobe import engine
 from tensorprobe.engine import proof
-from tensorprobe.replay.proof import serve_proofs
-from tensorprobe.work.pool import Job
+from tensorprobe.work.pool import Job, resolve
 from tests.checks.test_audit import Wrong, record, scaled
 
 NORM = "native_layer_norm.default"
@@ -27,7 +29,7 @@ def replay_here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
         return
 
     def run_here(job: Job, parcels: list[bytes], *, take: Callable[[int, bytes], None], **_: Any) -> None:
-        with serve_proofs(job.start, None) as answer:
+        with resolve(job.target)(job.start, None) as answer:  # type: ignore[arg-type]
             for number, parcel in enumerate(parcels):
                 take(number, answer(parcel).content)  # type: ignore[operator]
 
@@ -127,8 +129,65 @@ def test_the_budget_counts_calls_and_is_said(tmp_path: Path, monkeypatch: pytest
 def test_proof_decides_under_noise_aware_only(tmp_path: Path, policy: str) -> None:
     right, other = record(tmp_path / "a"), record(tmp_path / "b", OtherSums())
     off, auto = (compare(right, other, policy=policy, prove=prove).summary for prove in ("off", "auto"))
-    assert (off.statuses, off.divergence) == (auto.statuses, auto.divergence)
-    assert not auto.proving.replayed
+    assert off.statuses == auto.statuses and not auto.proving.replayed
+    if off.divergence is not None and auto.divergence is not None:
+        assert msgspec.structs.replace(auto.divergence, proof=None) == off.divergence
+    assert (off.divergence is None) == (auto.divergence is None)
+
+
+def test_under_another_policy_proof_is_shown_and_changes_nothing(tmp_path: Path) -> None:
+    right, wrong = record(tmp_path / "a"), record(tmp_path / "b", Wrong("_softmax.default", scaled))
+    assert "the candidate is off by 1.0e-03, the baseline by" in str(compare(right, wrong, policy="bitwise"))
+    other = compare(right, record(tmp_path / "c", OtherSums()), policy="bitwise")
+    assert other.exit_code == 1 and "(float64 replay); both are within rounding" in str(other)
+
+
+@pytest.mark.parametrize(
+    ("op", "spoil", "call"),
+    [
+        ("_softmax.default", scaled, "Functional.softmax.0.forward"),
+        ("gelu_backward.default", scaled, "Functional.gelu.1.backward"),
+    ],
+)
+def test_a_divergence_comes_with_a_script_of_the_wrong_side(tmp_path: Path, op: str, spoil: Any, call: str) -> None:
+    right, wrong = record(tmp_path / "a"), record(tmp_path / "b", Wrong(op, spoil))
+    out = tmp_path / "result"
+    found = compare(wrong, right, out=out)
+    assert found.divergence is not None and found.divergence.call == call
+    assert found.summary.replay == "replay.py" and f"Run it alone: python {out}/replay.py" in str(found)
+    done = subprocess.run([sys.executable, out / "replay.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr  # this CPU is right
+    assert "when it was recorded: max_abs" in done.stdout
+    compare(right, right, out=out)
+    assert not (out / "replay.py").exists() and not (out / "replay.safetensors").exists()
+
+
+def test_shards_write_the_same_script(tmp_path: Path) -> None:
+    right, wrong = record(tmp_path / "a"), record(tmp_path / "b", Wrong("_softmax.default", scaled))
+    compare(right, wrong, out=tmp_path / "whole")
+    engine.compare_shard(right, wrong, shard="1/1", out=tmp_path / "parts")
+    engine.merge_shards(tmp_path / "parts")
+    for name in ("replay.py", "replay.safetensors"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_with_statistics_only_the_answer_is_unproved_and_says_what_to_record(tmp_path: Path) -> None:
+    right, wrong = record(tmp_path / "a"), record(tmp_path / "b", Wrong("_softmax.default", scaled), mode="summary")
+    found = str(compare(right, wrong))
+    assert "introduced here (unproved: only statistics were recorded)" in found
+    assert "tensorprobe capture -o DIR --steps 0 --call Functional.softmax.0 -- COMMAND" in found
+    assert "First difference in any bit" not in found  # equal tensors with statistics of two ways to compute them
+
+
+def test_what_cannot_be_replayed_is_called_unproved(tmp_path: Path) -> None:
+    x = torch.randn(64, 64)
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        with tensorprobe.capture(tmp_path / name, level="api", in_process=True):
+            F.dropout(x, 0.5)
+    found = compare(tmp_path / "a", tmp_path / "b", out=tmp_path / "result")
+    assert "introduced here (unproved: it draws random numbers)" in str(found)
+    assert "no replay.py: it draws random numbers" in str(found)
 
 
 def test_equal_runs_need_no_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +197,6 @@ def test_equal_runs_need_no_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 def test_without_proof_no_torch_is_imported(tmp_path: Path) -> None:
-    import subprocess
-
     right, wrong = record(tmp_path / "a"), record(tmp_path / "b", Wrong("_softmax.default", scaled))
     program = (
         "import sys, tensorprobe\n"

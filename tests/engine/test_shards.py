@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tensorprobe.engine import compare, compare_shard, merge_shards
+from tensorprobe.engine.shard_files import sealed
 from tensorprobe.errors import CannotCompare, NothingPaired, RunNotFound, SettingsError
 from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 
@@ -103,8 +104,15 @@ def test_nothing_paired_is_said_when_merging(tmp_path: Path) -> None:
 def _edit(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path = out / "shard-2-of-3.json"
     held = json.loads(path.read_text())
+    del held["digest"]
     change(held)
-    path.write_text(json.dumps(held))
+    path.write_bytes(sealed(json.dumps(held).encode()))
+
+
+def _flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -138,6 +146,24 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "other notes": (lambda out: _edit(out, lambda held: held["question"].update(fuzzy=True)), "they differ in fuzzy"),
     "rank lost": (lambda out: _edit(out, lambda held: held["results"].clear()), "no shard in '.*' holds rank 1"),
+    "figure changed": (
+        lambda out: (out / "shard-2-of-3.json").write_bytes(
+            (out / "shard-2-of-3.json").read_bytes().replace(b'"paired": ', b'"paired": 1')
+        ),
+        "'shard-2-of-3.json' is damaged: its digest does not match",
+    ),
+    "unknown basis": (
+        lambda out: _edit(out, lambda held: held["results"][0]["answers"][0].update(bases={"guess": 1})),
+        "cannot be read as a shard: Invalid enum value 'guess'",
+    ),
+    "unknown status": (
+        lambda out: _edit(out, lambda held: held["results"][0]["answers"][0].update(statuses={"guess": 1})),
+        "cannot be read as a shard: Invalid enum value 'guess'",
+    ),
+    "byte of the rows changed": (
+        lambda out: _flip(out / "shard-2-of-3-rank1.parquet", 40),
+        "'shard-2-of-3-rank1.parquet' is damaged",
+    ),
     "rows lost": (
         lambda out: (out / "shard-2-of-3-rank1.parquet").unlink(),
         "'shard-2-of-3-rank1.parquet' is missing in",

@@ -59,7 +59,8 @@ def without_places(content: dict[str, bytes]) -> dict[str, bytes]:
         summary[side].pop("path")
     summary.pop("output")
     summary.pop("elapsed_s", None)
-    return {**content, "summary.json": json.dumps(summary).encode()}
+    rest = {name: held for name, held in content.items() if name != "report.html"}  # it says where they are
+    return {**rest, "summary.json": json.dumps(summary).encode()}
 
 
 URLS = ("memory://runs/baseline", "memory://runs/candidate")

@@ -70,6 +70,7 @@ def test_cnn_prints_the_same_losses_twice_and_learns(tmp_path: Path) -> None:
     assert min(losses[-2:]) < losses[0]
 
 
+@pytest.mark.needs_torch("2.8", "fully_shard on the CPU")
 def test_replicated_and_sharded_training_agree_on_each_rank(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     losses = []

@@ -178,10 +178,12 @@ def test_places_become_lists_and_keys_become_objects() -> None:
     one, two = ({"type": "torch.Tensor", "dtype": "torch.float32", "shape": [n]} for n in (1, 2))
     tensors = {"input.0": one, "output.0": one, "output.2.1": two}
     whole = ("backward.input", "backward.output")
-    assert backward_entry(tensors, whole) == {"input": [one], "output": [one, None, [None, two]]}
-    assert backward_entry(tensors, whole[:1]) == {"input": [one]}
-    mixed = backward_entry({"output.0": one, "output.kwargs.w": two}, whole)
+    assert backward_entry(tensors, whole, {}) == {"input": [one], "output": [one, None, [None, two]]}
+    assert backward_entry(tensors, whole[:1], {}) == {"input": [one]}
+    mixed = backward_entry({"output.0": one, "output.kwargs.w": two}, whole, {})
     assert mixed == {"input": [], "output": {"0": one, "kwargs": {"w": two}}}
+    listed = {"input": ["input.0"], "output": ["output.0", "output.1", "output.2.1"]}
+    assert backward_entry(tensors, whole, listed) == {"input": [one], "output": [one, None, two]}
 
 
 def write_dump(folder: Path, count: int, **fields: Any) -> RunWriter:

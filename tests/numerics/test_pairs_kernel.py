@@ -125,7 +125,11 @@ def assert_errors(raw, finite) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(name=st.sampled_from(list(oracle.FORMATS)), seed=st.integers(0, 2**32), count=st.integers(1, 40))
+@given(
+    name=st.sampled_from([name for name in oracle.FORMATS if hasattr(torch, name)]),
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 40),
+)
 def test_distance_within_one_dtype_is_that_of_the_stored_bits(name: str, seed: int, count: int) -> None:
     dtype = DTYPES[name]
     baseline, candidate = make_pair(dtype, dtype, count, "special", seed)

@@ -111,7 +111,8 @@ def test_every_call_is_in_one_bucket_and_every_pair_has_a_status(left: list[Call
         assert not {each["name"] for each in left} & {each["name"] for each in right}
         return
     buckets = summary.buckets
-    assert 2 * buckets.paired + buckets.only_baseline + buckets.only_candidate == len(left) + len(right)
+    alone = buckets.in_regions + buckets.only_baseline + buckets.only_candidate
+    assert 2 * buckets.paired + alone == len(left) + len(right)
     assert sum(summary.statuses.values()) == buckets.paired
     assert sum(summary.bases.values()) == summary.rows
     assert (summary.answer == "diverged") == (summary.divergence is not None) == (summary.exit_code == 1)

@@ -121,7 +121,7 @@ def test_recorder_writes_all_that_was_handed_over_when_the_trainer_is_gone(tmp_p
             writer = start_writer(tmp_path)
             for number in range(10):
                 call(writer, f"Torch.sin.{number}.forward", slot(writer, "input.0", numpy.full(50, float(number))))
-            os.write(writer._pipe, (1000).to_bytes(4, "little") + b"half a frame")
+            os.write(writer._pipe.fd, (1000).to_bytes(4, "little") + b"half a frame")
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)

@@ -12,7 +12,7 @@ import pytest
 
 from tensorprobe.errors import NotFound, RunDamaged
 from tensorprobe.record import blob, open_run, reader
-from tensorprobe.record.run import ranges
+from tensorprobe.text import ranges
 from tests.builders.runs import Blob, slot, write_calls, write_manifest, write_rank, write_run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from tensorprobe.model.event import SlotEvent
 from tensorprobe.record import open_run
+from tensorprobe.record import writer as writer_module
 from tensorprobe.record.writer import RunWriter
 from tests.record.writing import call, close, put, slot, start_writer
 
@@ -49,6 +51,21 @@ def test_tensors_go_round_a_small_ring_many_times(kind: str, tmp_path: Path) -> 
         assert values.shape == (size,)
         assert (values[:-1] == number % 256).all()
         assert values[-1] == 255 - number % 256
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_of_a_run_can_be_watched(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(writer_module, "close_watch", lambda done, total: said.append((done, total)))
+    monkeypatch.setattr(writer_module, "_SHOWN_S", 0.001)
+    writer = start_writer(tmp_path, in_process=KINDS[kind])
+    for number in range(20):
+        call(writer, f"Torch.sin.{number}.forward", slot(writer, "input.0", numpy.full(500_000, float(number))))
+    assert close(writer) is None
+    *before, last = said
+    assert before == sorted(before) and all(done < total for done, total in before)
+    assert last[0] == last[1] > 0
+    assert len(open_run(tmp_path).names(0, 0)) == 20
 
 
 def test_threads_write_side_by_side(tmp_path: Path) -> None:
@@ -97,7 +114,7 @@ def test_dropped_tensors_are_forgotten(tmp_path: Path) -> None:
 
 def test_call_after_close_is_dropped_and_touches_no_file(tmp_path: Path) -> None:
     writer = start_writer(tmp_path / "run")
-    pipe = writer._pipe
+    pipe = writer._pipe.fd
     assert close(writer) is None
     victim = os.open(tmp_path / "victim", os.O_CREAT | os.O_RDWR)
     os.dup2(victim, pipe)
@@ -115,9 +132,7 @@ def test_call_after_close_is_dropped_and_touches_no_file(tmp_path: Path) -> None
 @pytest.mark.process
 def test_nothing_is_raised_when_the_recorder_is_gone(tmp_path: Path) -> None:
     writer = start_writer(tmp_path, ring_bytes=1 << 20)
-    process = writer._recorder._process  # type: ignore[attr-defined]
-    process.kill()
-    process.wait()
+    os.kill(writer.recorder_pid, signal.SIGKILL)
     for number in range(30):
         call(writer, f"Torch.sin.{number}.forward", slot(writer, "input.0", numpy.ones(100_000)))
     assert writer.failure is not None

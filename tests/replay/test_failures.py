@@ -299,7 +299,7 @@ def test_without_safetensors_scripts_are_written_and_run(
     assert run_script(save(call, tmp_path))[0] == 1
 
 
-@pytest.mark.needs_torch("2.10", "the simulated device")
+@pytest.mark.simulated
 @pytest.mark.usefixtures("warm_processes")
 def test_on_the_simulated_device_a_script_follows_the_fault(tmp_path: Path) -> None:
     """In processes of their own, from a folder that holds nothing but the two files."""

@@ -15,7 +15,7 @@ from tensorprobe.model.precheck import CallCheck
 from tensorprobe.replay import runs
 from tensorprobe.replay.hard import VARIANTS
 from tensorprobe.replay.once import Replay
-from tests.checks.planting import DEVICE, check, record, record_one
+from tests.checks.planting import DEVICE, HALF, check, record, record_one
 
 torch.manual_seed(0)
 
@@ -33,7 +33,7 @@ def step() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", DEVICE])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, HALF])
 def test_healthy_ops_pass_with_every_variant(tmp_path: Path, device: str, dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     try:

@@ -21,7 +21,7 @@ from tensorprobe.replay.once import Replay
 from tensorprobe.replay.runs import prepare
 from tests.builders.runs import call as made_call
 from tests.builders.runs import write
-from tests.checks.planting import DEVICE, assert_passes, assert_skipped, check, planted, record, record_one
+from tests.checks.planting import DEVICE, HALF, assert_passes, assert_skipped, check, planted, record, record_one
 
 Program = Callable[[], Any]
 torch.manual_seed(0)
@@ -155,7 +155,7 @@ def test_checking_twice_says_the_same(tmp_path: Path) -> None:
         assert one == other and one.forward == "pass"
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, HALF])
 @pytest.mark.parametrize("device", ["cpu", DEVICE])
 def test_healthy_ops_pass_in_every_dtype(tmp_path: Path, dtype: torch.dtype, device: str) -> None:
     def program() -> None:

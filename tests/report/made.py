@@ -33,9 +33,9 @@ def row(**changes: Any) -> Row:
         step=3, rank=0, index=40, repeat=0, level="api", direction="forward", module="layers.7.mlp.down_proj",
         call="Torch.matmul.12.forward", candidate_call="Torch.matmul.12.forward", slot="output.0", side="output",
         baseline_dtype="bfloat16", candidate_dtype="bfloat16", baseline_shape="[8, 4096]", candidate_shape="[8, 4096]",
-        basis="values", bit_identical=False, count=32768, different=9, max_abs=0.031, max_abs_index=4 * 4096 + 17,
+        basis="values", bit_identical=False, count=32768, set_apart=0, different=9, max_abs=0.031, max_abs_index=4 * 4096 + 17,
         relative_l2=0.24, nonfinite_different=0, nonfinite_index=-1, verdict="diverges", judged_by="relative_l2",
-        measured=0.24, allowed=0.016, status="introduced", note="",
+        measured=0.24, allowed=0.016, status="introduced", note="", producer=-1,
     )  # fmt: skip
     return Row(**{**facts, **changes})
 
@@ -130,6 +130,7 @@ def comparison(**changes: Any) -> Comparison:
         "divergence": divergence(),
         "first_difference": None,
         "externals": [],
+        "untold": [],
         "findings": [],
         "findings_total": len(changes.get("findings", [])),
         "ranks": [rank_answer(divergence=changes.get("divergence", divergence()))],

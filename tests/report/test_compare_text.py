@@ -27,7 +27,7 @@ def test_a_divergence_is_told_as_in_the_style_guide() -> None:
         "5,120 pairs of tensors: 4,000 by values · 1,120 by equal digests; policy noise-aware, 3.25 s",
         "baseline   runs/cuda (tensor, cuda:0, torch 2.13.0): 1,300 calls seen, 1,203 recorded, 97 filtered, 0 failed",
         "candidate  runs/npu (tensor, npu:0, torch 2.13.0): 1,300 calls seen, 1,203 recorded, 97 filtered, 0 failed",
-        "Look at it:   tensorprobe inspect runs/npu Torch.matmul.12.forward --step 3 --rank 0",
+        "Look at it:   tensorprobe diff runs/cuda runs/npu Torch.matmul.12.forward --step 3 --rank 0",
     ]
 
 
@@ -157,7 +157,7 @@ def test_other_names_dtypes_and_shapes_of_the_candidate_are_told() -> None:
     told = lines(divergence=made.divergence(candidate_call="Torch.matmul.13.forward", row=row))
     assert "Torch.matmul.12.forward (Torch.matmul.13.forward in the candidate) in module 'layers." in told[0]
     assert "output.0 (bfloat16 [8, 4096], float32 [8, 4097] in the candidate)" in told[0]
-    assert told[-1].endswith("runs/npu Torch.matmul.13.forward --step 3 --rank 0")
+    assert told[-1].endswith("tensorprobe diff runs/cuda runs/npu Torch.matmul.12.forward --step 3 --rank 0")
 
 
 STRUCTURES = [
@@ -266,11 +266,13 @@ def test_of_many_places_on_other_ranks_the_rest_is_counted() -> None:
 
 @pytest.mark.parametrize("statuses", [dict.fromkeys(STATUSES, 10), {"agrees": 59, "structural": 1}, {"agrees": 50}])
 def test_the_counts_add_up(statuses: dict[str, int]) -> None:
-    buckets = Buckets(paired=60, only_baseline=3, only_candidate=4, skipped={"no tensor": 2, "other": 1})
+    buckets = Buckets(paired=70, only_baseline=3, only_candidate=4, skipped={"no tensor": 2, "other": 1})
     text = wording.counts(made.comparison(buckets=buckets, statuses=statuses))
     total, _, parts = text.partition(" calls: ")
-    without_brackets = parts.replace("(10 introduced · 10 inherited) ", "").replace("(no tensor 2, other 1)", "")
-    assert int(total) == 70 == sum(int(part.split()[0]) for part in without_brackets.split(" · "))
+    without_brackets = parts.replace("(10 introduced · 10 entered · 10 inherited) ", "").replace(
+        "(no tensor 2, other 1)", ""
+    )
+    assert int(total) == 80 == sum(int(part.split()[0]) for part in without_brackets.split(" · "))
 
 
 def test_nothing_paired_is_no_agreement() -> None:
@@ -296,8 +298,7 @@ def test_what_was_not_seen_is_said() -> None:
     assert told[-5:-1] == [
         "baseline   runs/a b (tensor, npu:0, torch 2.13.0): 1,300 calls seen, 1,203 recorded, 97 filtered, 6 failed; "
         "blind spots: jit.script 2, compiled 1",
-        "candidate  runs/npu (tensor, npu:0, torch 2.13.0): 1,203 calls read, coverage unknown; "
-        "not closed: its end may be missing",
+        "candidate  runs/npu (tensor, npu:0, torch 2.13.0): 1,203 calls read, coverage unknown; not closed",
         "note       weaker: compared by statistics, no values",
         "Full table: out",
     ]
@@ -305,7 +306,7 @@ def test_what_was_not_seen_is_said() -> None:
 
 def test_the_command_can_be_pasted() -> None:
     told = lines(candidate=made.side("runs/a b; rm -rf ~"))
-    assert told[-1].startswith("Look at it:   tensorprobe inspect 'runs/a b; rm -rf ~' Torch")
+    assert told[-1].startswith("Look at it:   tensorprobe diff runs/cuda 'runs/a b; rm -rf ~' Torch")
 
 
 def test_nothing_from_a_run_commands_the_terminal() -> None:

@@ -15,7 +15,7 @@ def test_a_precheck_that_fails() -> None:
         output="out",
     )
     assert render_precheck(made) == (
-        "FAILED    2 of 5 calls fail, in 1 op\n"
+        "FAILED    2 of 5 calls fail, in 1 op, 1 not checked: empty returns memory that is not initialised\n"
         "  Functional.softmax.0.forward in module 'layers.0.attn'   model.py:88   (2 calls of Functional.softmax fail)\n"
         "          forward output.0 (float32 [8, 16]): relative L2 3.1e-02 (allowed 2e-07)\n"
         "\n"
@@ -54,7 +54,7 @@ def test_a_script_that_was_saved_is_the_next_command() -> None:
 def test_the_next_command_repeats_what_was_asked() -> None:
     made = precheck(failing(step=3), data="real", standard="seed", device="cpu")
     assert render_precheck(made).splitlines()[-1] == (
-        "Save a script for it: tensorprobe precheck runs/a --data real --standard seed --steps 3 "
+        "Save a script for it: tensorprobe precheck runs/a --device cpu --data real --standard seed --steps 3 "
         "--call Functional.softmax.0.forward --save-failures -o FOLDER"
     )
 

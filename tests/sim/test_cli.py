@@ -71,7 +71,14 @@ def test_mistakes_end_with_exit_code_2() -> None:
 def test_the_catalog_is_listed() -> None:
     done = run(*PROGRAM, "sim", "--list")
     assert done.returncode == 0
-    assert any(line.startswith("softmax-tail ") and "_softmax" in line for line in done.stdout.splitlines())
+    lines = done.stdout.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("layer-norm-nan-third-step "))
+    assert lines[at].endswith("One NaN in a layer norm in the third step.")
+    assert lines[at + 1].strip() == "strikes the 13th native_layer_norm"
+    listed = {entry["name"]: entry["strikes"] for entry in json.loads(run(*PROGRAM, "sim", "--list", "--json").stdout)}
+    assert listed["linear-scale"] == "every addmm in module blocks.1.attn.qkv"
+    assert listed["bf16-linear-scale"] == "every addmm, from the 3rd on, of dtype bfloat16"
+    assert listed["all-reduce-dropped"] == "the 2nd allreduce_ on rank 1"
 
 
 def test_the_payload_holds_no_truth() -> None:

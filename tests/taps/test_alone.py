@@ -125,9 +125,6 @@ def test_training_does_not_notice(call: str, true_backward: tuple[Run, Run], tmp
     assert probe.coverage.recorded > 0
 
 
-@pytest.mark.needs_torch(
-    "2.8", "an older torch cannot say whether hooks on saved tensors are on: what is saved is detached"
-)
 @pytest.mark.parametrize("call", CALLS[:-1])
 def test_with_the_true_gradient_the_same_is_computed_as_in_the_true_backward(
     call: str, true_backward: tuple[Run, Run], tmp_path: Path
@@ -136,8 +133,9 @@ def test_with_the_true_gradient_the_same_is_computed_as_in_the_true_backward(
     name = f"{call}.backward"
     given = the_call(api, name).inputs[0].tensor()
     run, _ = run_alone(tmp_path / "run", name, [given.float().numpy()], lambda: train(1))
-    expected = [found for found in aten.calls() if found.origin == name]
-    actual = list(run.calls())
+    # whether what is saved is detached depends on the version of torch
+    expected = [found for found in aten.calls() if found.origin == name and found.op != "Aten.detach.default"]
+    actual = [found for found in run.calls() if found.op != "Aten.detach.default"]
     assert [found.op for found in actual] == [found.op for found in expected]
     assert expected
     for ours, theirs in zip(actual, expected, strict=True):
@@ -356,7 +354,6 @@ def test_generator_of_the_user_is_not_advanced(tmp_path: Path) -> None:
     assert coverage.failed == 0
 
 
-@pytest.mark.needs_torch("2.8", "what an older torch saves for backward is detached once more")
 def test_modes_of_the_user_do_not_see_the_second_run(tmp_path: Path) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

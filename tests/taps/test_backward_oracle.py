@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record import Run
 from tensorprobe.record.stored import StoredCall
 from tests.taps.rebuild import Replay
@@ -109,7 +110,7 @@ MODELS: list[tuple[str, type[nn.Module], Callable[[], Tensor], int, list[str]]] 
         TiedGPT,
         tokens,
         45,
-        ["Functional.dropout.0.forward", "Functional.dropout.1.forward"],
+        ["Functional.dropout", "Functional.dropout"],
     ),  # p=0 is no node
     ("lstm", Lstm, lambda: random_sequence(3, 2, 4), 10, []),
     (
@@ -117,7 +118,7 @@ MODELS: list[tuple[str, type[nn.Module], Callable[[], Tensor], int, list[str]]] 
         Attention,
         lambda: random_sequence(3, 2, 8).requires_grad_(),
         15,
-        ["Tensor.view.4.forward", "Tensor.mean.0.forward"],
+        ["Tensor.view", "Tensor.mean"],
     ),
     ("3-d linear without bias", Linear3d, lambda: random_sequence(2, 3, 4).requires_grad_(), 4, []),
     ("one tensor at two places", Doubled, lambda: random_sequence(3, 4), 6, []),
@@ -137,7 +138,7 @@ def test_each_call_run_alone_gives_the_recorded_gradients(
     assert proof.mismatches == []
     assert proof.missing == []
     assert proof.compared >= at_least
-    assert proof.without_backward == unused
+    assert [parse_call_name(name).op for name in proof.without_backward] == unused
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -93,6 +93,15 @@ def test_script_in_which_no_module_is_called_gives_a_clear_error(text: str, tmp_
     assert "cannot start 'no-such-program'" in absent.stderr
 
 
+def test_a_script_that_fails_before_torch_is_used_keeps_its_exit_code_and_gets_no_advice_about_torch(
+    tmp_path: Path,
+) -> None:
+    script = write_script(tmp_path, "import sys; sys.exit('unrecognized arguments: --stepz')")
+    done = run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path, code=1)
+    assert "ended with exit code 1 and recorded nothing into 'run'" in done.stderr
+    assert "its own output says why" in done.stderr and "--from start" not in done.stderr
+
+
 def test_script_may_tell_its_steps_itself(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
@@ -183,3 +192,59 @@ def test_workers_of_a_data_loader_record_nothing(tmp_path: Path) -> None:
         "Functional.linear.0.forward",
         "Functional.linear.0.backward",
     ]
+
+
+WITHOUT_MODULES = """
+    import torch
+
+    torch.manual_seed(0)
+    a = torch.ones(3, 3)
+    print(torch.mm(a, a.exp()).sum().item())
+    print(len(torch.overrides._get_current_function_mode_stack()))
+"""
+
+
+def test_a_program_without_modules_is_recorded_from_the_start(tmp_path: Path) -> None:
+    script = write_script(tmp_path, WITHOUT_MODULES)
+    refused = run_tool(["capture", "-o", "none", "--", sys.executable, script], tmp_path, code=2)
+    assert "--from start also records calls outside of modules" in refused.stderr
+    done = run_tool(["capture", "-o", "run", "--from", "start", "--", sys.executable, script], tmp_path)
+    assert done.stdout.splitlines()[-1] == "1"  # ours; the one that waited for the first call has left
+    run = tensorprobe.open_run(tmp_path / "run")
+    assert [name.rsplit(".", 2)[0] for name in names(run)] == ["Torch.ones", "Tensor.exp", "Torch.mm", "Tensor.sum"]
+    assert run.coverage[0].notes == []
+
+
+def test_what_came_before_the_first_module_is_recorded_on_request_and_otherwise_said(tmp_path: Path) -> None:
+    script = write_training(tmp_path)
+    for begin in ("start", "module"):
+        run_tool(["capture", "-o", begin, "--from", begin, "--", sys.executable, script], tmp_path)
+    whole, part = (tensorprobe.open_run(tmp_path / begin) for begin in ("start", "module"))
+    assert names(whole)[0] == "Torch.empty.0.forward" and names(part)[0] != "Torch.empty.0.forward"
+    assert len(names(whole)) == len(names(part)) + 9  # two layers, each with weight and bias; the first batch
+    told = "calls before the first call of a module are not recorded; --from start records them"
+    assert (whole.coverage[0].notes, part.coverage[0].notes) == ([], [told])
+    assert "recorded from: start / module" in tensorprobe.compare(whole, part).summary.differing
+    wrong = run_tool(["capture", "-o", "x", "--from", "begin", "--", sys.executable, script], tmp_path, code=2)
+    assert "--from is 'begin'; expected 'start' or 'module'." in wrong.stderr
+
+
+def test_workers_of_a_loader_do_not_begin_a_recording(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import torch
+
+        class Squares(torch.utils.data.Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i): return torch.tensor(float(i)) ** 2
+
+        if __name__ == "__main__":
+            for batch in torch.utils.data.DataLoader(Squares(), num_workers=1, multiprocessing_context="fork"):
+                pass
+            print(batch + 1)
+        """,
+    )
+    run_tool(["capture", "-o", "run", "--from", "start", "--", sys.executable, script], tmp_path)
+    assert "Tensor.add.0.forward" in names(tensorprobe.open_run(tmp_path / "run"))
+    assert not list((tmp_path / "run").glob("process*"))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import tensorprobe
 from tensorprobe import torch_names
+from tests.taps.scripts import run_python, write_script
 from tests.taps.tiny import LEVELS, names
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
@@ -108,6 +109,15 @@ def test_calls_beside_a_compiled_region_are_recorded_and_the_blind_spot_is_told(
     assert any("torch.compile" in spot for spot in probe.coverage.blind_spots)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_model_is_compiled_after_an_eager_training_was_captured(level: str, tmp_path: Path) -> None:
+    model, data = fresh_model(), torch.ones(2, 4)
+    expected = model(data)
+    with tensorprobe.capture(tmp_path / "run", level=level, in_process=True):
+        train(fresh_model(), fresh_model())
+        assert torch.equal(torch.compile(model, backend="aot_eager")(data), expected)
+
+
 def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
     setters = [module.set_eval_frame for module in torch_names.frame_callback_setters()]
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager", fullgraph=True)
@@ -136,3 +146,18 @@ def test_inductor_compiles_a_whole_graph_while_capture_is_on(tmp_path: Path, mon
     with tensorprobe.capture(tmp_path / "run"):
         captured = torch.compile(function, fullgraph=True)(data)
     assert torch.equal(plain, captured)
+
+
+@pytest.mark.process
+def test_calls_that_the_import_of_the_compiler_makes_are_not_recorded(tmp_path: Path) -> None:
+    """The first optimizer imports torch._dynamo, which calls 71 functions in torch 2.6."""
+    script = """
+        import torch, tensorprobe
+        weight = torch.ones(2, requires_grad=True)
+        with tensorprobe.capture("run", in_process=True):
+            torch.optim.SGD([weight])
+            import torch._dynamo
+            weight * 2
+    """
+    run_python([write_script(tmp_path, script)], tmp_path, cold=True)
+    assert [call.op for call in tensorprobe.open_run(tmp_path / "run").calls()] == ["Tensor.mul"]

@@ -40,15 +40,47 @@ COLLECTIVES = """
         else:
             dist.recv(torch.zeros(2), src=0)
         dist.barrier()
-    with tensorprobe.capture("mesh", level=sys.argv[1]):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    sys.stdout.write(f"{rank} {own.tolist()} {waited.tolist()} {probe.coverage.failed}\\n")
+    dist.destroy_process_group()
+"""
+
+MESH = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    import tensorprobe
+    try:
+        from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+    except ImportError:  # before torch 2.5
+        from torch.distributed._tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",))
+    with mesh, tensorprobe.capture("mesh", level=sys.argv[1]) as probe:
         sharded = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
         total = torch.sin(sharded).redistribute(mesh, [Replicate()]).to_local()
         assert torch.equal(total, torch.sin(torch.arange(8.0).view(4, 2)))
-    print(rank, own.tolist(), waited.tolist(), probe.coverage.failed)
+    assert probe.coverage.failed == 0
     dist.destroy_process_group()
+"""
+
+UNWAITED = """
+    import sys
+    from pathlib import Path
+    import torch
+    import torch.distributed as dist
+    import tensorprobe
+
+    dist.init_process_group("gloo")
+    group, ending = dist.distributed_c10d._get_default_group(), Path("ending")
+    while dist.get_rank() and not ending.exists():
+        pass
+    with tensorprobe.capture("run"):
+        group.allreduce([torch.ones(2)])
+    del group
+    ending.touch()
+    dist.destroy_process_group()
+    sys.stdout.write("ended\\n")
 """
 
 
@@ -81,35 +113,27 @@ TRAINING = """
         return losses, [p.tolist() for p in whole]
 
     dist.init_process_group("gloo")
-    for sharded, out in ((False, "ddp"), (True, "fsdp")):
-        assert train(sharded) == train(sharded, out), out
-    train(False, "second", ranks=[1])
+    out = sys.argv[2]
+    assert train(out == "fsdp") == train(out == "fsdp", out), out
+    if out == "ddp":
+        train(False, "second", ranks=[1])
     dist.destroy_process_group()
     sys.stdout.write("the same\\n")
 """
 
 
-@pytest.fixture(scope="module")
-def collectives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("collectives")
-    done = run_python([*LAUNCH, write_script(folder, COLLECTIVES), "api"], folder)
-    assert sorted(done.stdout.splitlines()) == [f"{rank} {[3.0] * 3} {[3.0] * 4} 0" for rank in (0, 1)]
-    assert "CaptureIncomplete" not in done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_python([*LAUNCH, write_script(folder, TRAINING), EXAMPLE.parent], folder)
+def train(variant: str, folder: Path) -> Run:
+    done = run_python([*LAUNCH, write_script(folder, TRAINING), EXAMPLE.parent, variant], folder)
     assert done.stdout.splitlines() == ["the same"] * 2
     assert "CaptureIncomplete" not in done.stderr
-    return folder
+    return tensorprobe.open_run(folder / variant)
 
 
-@pytest.mark.needs_torch("2.13", "an older torch does not show every collective to a mode")
-def test_collectives_are_recorded_with_their_results(collectives: Path) -> None:
-    run = tensorprobe.open_run(collectives / "run")
+def test_collectives_are_recorded_with_their_results(tmp_path: Path) -> None:
+    done = run_python([*LAUNCH, write_script(tmp_path, COLLECTIVES), "api"], tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {[3.0] * 3} {[3.0] * 4} 0" for rank in (0, 1)]
+    assert "CaptureIncomplete" not in done.stderr
+    run = tensorprobe.open_run(tmp_path / "run")
     assert run.closed
     assert run.ranks == [0, 1]
     assert run.manifest.world_size == 2
@@ -129,6 +153,11 @@ def test_collectives_are_recorded_with_their_results(collectives: Path) -> None:
     assert "Distributed.send.0.forward" in names(run, rank=0)
 
 
+def test_a_group_ends_while_one_of_its_threads_still_works(tmp_path: Path) -> None:
+    done = run_python([*LAUNCH, write_script(tmp_path, UNWAITED)], tmp_path)
+    assert done.stdout.splitlines() == ["ended"] * 2
+
+
 def assert_local_parts(run: Run) -> None:
     whole = torch.arange(8.0).view(4, 2)
     for rank in (0, 1):
@@ -136,19 +165,20 @@ def assert_local_parts(run: Run) -> None:
         assert torch.equal(sines[0].inputs[0].tensor(), whole[2 * rank : 2 * rank + 2])
 
 
-def test_sharded_tensors_are_recorded_by_their_local_part(collectives: Path) -> None:
-    assert_local_parts(tensorprobe.open_run(collectives / "mesh"))
-
-
-def test_sharded_tensors_are_recorded_by_their_local_part_at_aten_level(tmp_path: Path) -> None:
-    done = run_python([*LAUNCH, write_script(tmp_path, COLLECTIVES), "aten"], tmp_path)
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_sharded_tensors_are_recorded_by_their_local_part(level: str, tmp_path: Path) -> None:
+    done = run_python([*LAUNCH, write_script(tmp_path, MESH), level], tmp_path)
     assert "CaptureIncomplete" not in done.stderr
-    assert_local_parts(tensorprobe.open_run(tmp_path / "mesh"))
+    run = tensorprobe.open_run(tmp_path / "mesh")
+    assert_local_parts(run)
+    assert {rank: part.coordinates for rank, part in run.parts.items()} == {0: {"dp": 0}, 1: {"dp": 1}}
 
 
-@pytest.mark.parametrize("variant", ["ddp", "fsdp"])
-def test_wrapped_models_have_the_names_of_plain_ones(variant: str, trained: Path) -> None:
-    run = tensorprobe.open_run(trained / variant)
+@pytest.mark.parametrize(
+    "variant", ["ddp", pytest.param("fsdp", marks=pytest.mark.needs_torch("2.8", "fully_shard on the CPU"))]
+)
+def test_wrapped_models_have_the_names_of_plain_ones(variant: str, tmp_path: Path) -> None:
+    run = train(variant, tmp_path)
     assert run.closed
     assert run.ranks == [0, 1]
     assert run.steps[:2] == [0, 1]
@@ -167,10 +197,11 @@ def test_wrapped_models_have_the_names_of_plain_ones(variant: str, trained: Path
         assert run.coverage[rank].failed == 0
         paths = {call.module for call in run.calls(step=0, rank=rank)}
         assert not [path for path in paths if "module" in path or "_fsdp" in path]
+    if variant == "ddp":
+        assert_only_second_rank(tensorprobe.open_run(tmp_path / "second"))
 
 
-def test_only_the_asked_rank_is_recorded(trained: Path) -> None:
-    run = tensorprobe.open_run(trained / "second")
+def assert_only_second_rank(run: Run) -> None:
     assert run.ranks == [1]
     assert names(run, step=0, rank=1)
 

@@ -5,7 +5,10 @@ They reach the program, once, and the record holds the calls that were made.
 
 from __future__ import annotations
 
+import gc
+import linecache
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,17 +32,25 @@ class Late(Exception):
 
 
 class Hook:
-    """Raises once, at the n-th line of our code in this thread. Without n it counts the lines."""
+    """Raises once, at the n-th line of our code in this thread, or the next. Without n it counts the lines.
+
+    It does not raise at a `with`: that line comes again before the block is left, and what a trace function raises there
+    keeps a lock held. Signals arrive only after the call that releases it.
+    """
 
     def __init__(self, n: int = 0, error: type[BaseException] = Late) -> None:
-        self.n, self.error, self.lines = n, error, 0
+        self.n, self.error, self.lines, self.due = n, error, 0, False
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(SOURCE):
             return None
         if event == "line":
             self.lines += 1
-            if self.lines == self.n:
+            self.due |= self.lines == self.n
+            if self.due and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
+                "with "
+            ):
+                self.due = False
                 raise self.error
         return self
 
@@ -96,7 +107,7 @@ def test_exception_at_any_line_of_ours(level: str, error: type[BaseException], t
         hook = Hook(n, error)
         with tensorprobe.capture(tmp_path / f"{n}", level=level, in_process=True) as probe:
             done, raised = _program(hook)
-        if hook.lines < n:
+        if hook.lines < n or hook.due:
             break  # what is computed once was computed in the runs before
         assert raised == 1, f"line {n}"
         assert len(done) == CALLS - 1
@@ -144,7 +155,7 @@ def test_storm_of_alarms(kind: str, tmp_path: Path) -> None:
     answer = run_python([script, kind, tmp_path / "run"], tmp_path).stdout
     struck, caught, failed, *done = map(int, answer.split())
     assert struck > 100
-    assert struck - caught <= struck // 100, "exceptions of the program were lost"
+    assert caught == struck, "exceptions of the program were lost"
     assert failed == 0
     calls = [call for call in tensorprobe.open_run(tmp_path / "run").calls() if call.op == "Torch.add"]
     numbers = [_number(call.name) for call in calls]
@@ -152,3 +163,14 @@ def test_storm_of_alarms(kind: str, tmp_path: Path) -> None:
     values = [int(call.outputs[0].tensor()[0]) for call in calls if call.outputs]
     assert set(done) <= set(values)
     assert values == sorted(set(values))
+
+
+def test_no_thread_of_ours_is_left_to_the_garbage_collector(tmp_path: Path) -> None:
+    """Python ignores what is raised while it forgets a thread: an alarm that comes during a collection would be lost."""
+    gc.disable()
+    try:
+        with tensorprobe.capture(tmp_path / "run", in_process=True):
+            torch.add(torch.ones(2), 1)
+        assert [thread.name for thread in threading._dangling if "tensorprobe" in thread.name] == []  # type: ignore[attr-defined]
+    finally:
+        gc.enable()

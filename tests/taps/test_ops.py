@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tensorprobe
+from tensorprobe import torch_names
 from tensorprobe.taps.plans import plan_function
 
 
@@ -18,6 +21,13 @@ from tensorprobe.taps.plans import plan_function
         (F.linear, "Functional.linear"),
         (F.cross_entropy, "Functional.cross_entropy"),
         (torch.matmul, "Torch.matmul"),
+        (torch.mm, "Torch.mm"),
+        (torch.hspmm, "Torch.hspmm"),
+        (torch.sspaddmm, "Torch.sspaddmm"),
+        (torch.sparse.mm, "Torch.sparse.mm"),
+        (torch.sparse.sampled_addmm, "Torch.sparse.sampled_addmm"),
+        (F.threshold, "Functional.threshold"),
+        (F.logsigmoid, "Functional.logsigmoid"),
         (torch.linalg.norm, "Torch.linalg.norm"),
         (torch.Tensor.add_, "Tensor.add_"),
         (torch.Tensor.__getitem__, "Tensor.__getitem__"),
@@ -35,7 +45,26 @@ def test_canonical_name(function: object, name: str) -> None:
     assert plan_function(function).name == name
 
 
-@pytest.mark.parametrize("variant", ["foreach", "fused", "single"])
+def test_every_function_has_the_name_that_a_user_would_write() -> None:
+    homes: dict[str, Any] = {"Torch": torch, "Functional": F, "Tensor": torch.Tensor, "VF": torch._VF}
+    wrong = []
+    for home, functions in torch_names.overridable_functions().items():
+        for function in functions:
+            name, own = plan_function(function).name, getattr(function, "__name__", "")
+            family, _, path = name.partition(".")
+            found = reduce(lambda held, part: getattr(held, part, None), path.split("."), homes.get(family))
+            if name and found != function:
+                wrong.append(f"{name} is not {own}")
+            is_public = not own.startswith("_") and getattr(home, own, None) == function
+            if name and is_public and not path.endswith(own) and getattr(homes.get(family), own, None) == function:
+                wrong.append(f"{own} is recorded as {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["foreach", pytest.param("fused", marks=pytest.mark.needs_torch("2.4", "fused AdamW on the CPU")), "single"],
+)
 def test_every_form_of_an_optimizer_is_recorded_with_what_it_changes(variant: str, tmp_path: Path) -> None:
     parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     flags = {"foreach": variant == "foreach", "fused": variant == "fused"}

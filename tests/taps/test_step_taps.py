@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+import tensorprobe
 from tensorprobe.taps.step_taps import LoaderTap
 
 ORIGINAL = _BaseDataLoaderIter.__next__
@@ -152,3 +154,19 @@ def test_a_wrapper_around_ours_stays_and_ours_passes_through(monkeypatch: pytest
     watch.tap.remove()
     assert len(list(loader())) == 2
     assert watch.told == []
+
+
+def test_a_step_inside_the_step_of_a_subclass_is_one_step(tmp_path: Path) -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model = torch.nn.Linear(2, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)  # torch watches the step of a class once the class was used
+    optimizer = Twice(model.parameters(), lr=0.1)
+    with tensorprobe.capture(tmp_path / "run", model=model, steps_by="optimizer"):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    run = tensorprobe.open_run(tmp_path / "run")
+    assert {step for step in run.steps if list(run.calls(step=step))} == {0, 1, 2}

@@ -17,7 +17,7 @@ import torch
 import tensorprobe
 from tensorprobe.errors import CaptureIncomplete
 from tests import warm
-from tests.conftest import recorder_children
+from tests.conftest import recorders
 from tests.taps.scripts import TIME_LIMIT_S, environment, run_python, write_script
 from tests.taps.tiny import names, record, the_call
 
@@ -88,7 +88,7 @@ def test_training_goes_on_when_the_recorder_is_killed(moment: str, tmp_path: Pat
             results = []
             for number in range(20):
                 if number == (0 if "first" in moment else 10):
-                    (pid,) = recorder_children()
+                    (pid,) = recorders()
                     os.kill(pid, signal.SIGKILL)
                 results.append(torch.add(torch.arange(size), number).sum().item())
     assert results == [(torch.arange(size) + number).sum().item() for number in range(20)]
@@ -108,13 +108,13 @@ def test_full_disk_is_told_and_training_goes_on(settings: dict[str, Any], tmp_pa
         tmp_path,
         """
         import resource, sys, torch, tensorprobe, warnings
-        from tests.conftest import recorder_children
+        from tests.conftest import recorders
         warnings.simplefilter("always")
         torch.set_num_threads(1)
         settings = eval(sys.argv[1])
         with tensorprobe.capture("run", **settings) as probe:
             limit = (1 << 20, resource.RLIM_INFINITY)
-            for pid in recorder_children() or [0]:
+            for pid in recorders() or [0]:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
             total = 0.0
             for number in range(40):

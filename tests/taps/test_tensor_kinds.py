@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*quantiz.*",
     "ignore:.*omplex.*",
     "ignore:.*torch.jit.*:DeprecationWarning",
+    "ignore:.*torch.jit.*:FutureWarning",
     "ignore:.*CSR.*",
 )
 
@@ -100,9 +101,11 @@ SKIPPED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "meta": (lambda: torch.ones(3, device="meta"), "meta tensor, has no values"),
 }
+NEEDS = {"jagged": [pytest.mark.needs_torch("2.3", "jagged tensors")]}
+KINDS = [pytest.param(kind, marks=NEEDS.get(kind, ())) for kind in SKIPPED]
 
 
-@pytest.mark.parametrize("kind", SKIPPED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_has_no_plain_values_is_skipped_with_a_reason_and_counted(kind: str, tmp_path: Path) -> None:
     make, reason = SKIPPED[kind]
     tensor = make()
@@ -120,7 +123,7 @@ def test_what_has_no_plain_values_is_skipped_with_a_reason_and_counted(kind: str
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", SKIPPED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_odd_tensors_do_no_harm_at_any_level(kind: str, level: str, tmp_path: Path) -> None:
     with tensorprobe.capture(tmp_path / "run", level=level) as probe:
         tensor = SKIPPED[kind][0]()

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import tensorprobe
 from tests.taps.tiny import LEVELS, Stack, features, names
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 
 gelu_imported_before = F.gelu
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.1 warns of its own torch.load
 @pytest.mark.parametrize("level", LEVELS)
 def test_model_is_copied_and_pickled(level: str, tmp_path: Path) -> None:
     model = Stack()

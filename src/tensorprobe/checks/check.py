@@ -22,16 +22,19 @@ from tensorprobe.checks.plan import Answer, Finished, Start, Task
 from tensorprobe.errors import SettingsError, TensorprobeError, did_you_mean
 from tensorprobe.judge.standards import STANDARDS
 from tensorprobe.model.precheck import CallCheck, Checked, Passed
+from tensorprobe.ops import is_collective
 from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall
-from tensorprobe.replay.functions import CannotReplay
+from tensorprobe.replay.collectives import Collectives
+from tensorprobe.replay.functions import CannotReplay, UnknownOp
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
 from tensorprobe.replay.isolation import read_call
 from tensorprobe.replay.once import outsized
+from tensorprobe.replay.references import use_references
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare, said
 from tensorprobe.replay.script import Script
-from tensorprobe.work.pool import Reply
+from tensorprobe.work.pool import Reply, pack
 
 _LARGE = 1 << 20
 """Elements of all tensors of a call from which on more than one thread is worth it. With one, sums are added up in one order."""
@@ -60,25 +63,47 @@ class CheckSettings:
         try:
             torch.empty(1, device=self.device)
         except (RuntimeError, AssertionError, ImportError) as error:
-            raise SettingsError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+            raise SettingsError(_why_no_device(self.device, str(error).splitlines()[0])) from None
 
     def conditions(self, variant: str = "") -> Conditions:
         """What `Runs` needs to know of them."""
         return Conditions(self.device, self.data, self.standard, variant, self.recorded)
 
 
-def check_call(call: StoredCall, backward: StoredCall | None, settings: CheckSettings) -> CallCheck:
-    """The verdict on one call."""
+def _why_no_device(device: str, told: str) -> str:
+    """Return why a device cannot be used, and what to do. torch names a device that it does not know by all that it knows."""
+    kind, listed, known = device.partition(":")[0], "Expected one of ", " device type at start of device string"
+    if not (told.startswith(listed) and known in told):
+        return f"device {device!r} cannot be used: {told}"
+    names = told.partition(listed)[2].partition(known)[0].split(", ")
+    hint = "" if kind == "npu" else did_you_mean(kind, [*names, "npu"])
+    name = "" if kind == "npu" else f" --name {kind}"
+    return (
+        f"device {device!r} cannot be used: torch has no device {kind!r} here.{hint}\n"
+        "  Install the package that brings it (torch_npu for npu), or simulate it:\n"
+        f"  tensorprobe sim{name} -- tensorprobe precheck RUN --device {device}"
+    )
+
+
+def check_call(
+    call: StoredCall, backward: StoredCall | None, settings: CheckSettings, collectives: Collectives | None = None
+) -> CallCheck:
+    """The verdict on one call. With `collectives`, a collective is judged by the records of the other ranks."""
     started = time.perf_counter()
     details: list[Checked] = []
     reason = data = ""
     try:
-        runs, data = prepare(call, settings.conditions())
-        details += _check(runs, backward, settings, "")
-        if settings.hard and not runs.random:
-            details += _check_variants(call, runs, backward, settings)
+        if collectives is not None and is_collective(call.op):
+            details, data = collectives.check(call), "real"
+        else:
+            runs, data = prepare(call, settings.conditions())
+            details += _check(runs, backward, settings, "")
+            if settings.hard and not runs.random:
+                details += _check_variants(call, runs, backward, settings)
     except CannotReplay as found:
         reason = str(found)
+        if isinstance(found, UnknownOp) and call.op.startswith("Ops.") and not settings.recorded:
+            reason += "; --import MODULE registers your own ops"
     except DeviceRaised as found:
         details.append(_raised(found, ""))
     forward, back = (_worst([one for one in details if one.direction == way]) for way in ("forward", "backward"))
@@ -137,6 +162,18 @@ def _worst(details: list[Checked]) -> Passed:
     return "fail" if "fail" in results else "pass" if "pass" in results else "skip"
 
 
+def _import(module: str) -> None:
+    """Import a module of the user's. SettingsError if that fails."""
+    try:
+        import_module(module)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SettingsError(
+            f"module {module!r} cannot be imported in the process that runs the calls: {said}\n"
+            "  Name it as in an import statement: my_package.ops. It is looked for in the current folder, too."
+        ) from None
+
+
 class Checker:
     """Checks one call after the other in the process that it is made in. SettingsError or RunError when run or device cannot be used.
 
@@ -147,6 +184,9 @@ class Checker:
     def __init__(self, start: Start, run: Run | None = None) -> None:
         self._start = start
         _load_backend(start.device)
+        use_references(start.references, start.folders)
+        for module in start.imports:
+            _import(module)
         self._settings = CheckSettings(
             device=start.device,
             data=start.data,  # type: ignore[arg-type]  # checked by what it is given to
@@ -156,6 +196,7 @@ class Checker:
             recorded=start.recorded,
         )
         self._run = run or start.run.open()
+        self._collectives = Collectives(self._run) if start.recorded else None
 
     @contextmanager
     def conditions(self) -> Iterator[None]:
@@ -175,6 +216,8 @@ class Checker:
             backward = None if task.backward is None else read_call(self._run, task.step, task.rank, task.backward)
         except TensorprobeError as error:
             return _skipped(task, str(error).splitlines()[0])
+        except MemoryError:
+            return _skipped(task, "reading its record needs more memory than a replay may have (max_replay_bytes)")
         if call.model.args is None and call.model.kwargs is None:
             return _skipped(task, "its arguments were not recorded, only its tensors")
         if reason := outsized(call.model, self._start.max_replay_bytes):
@@ -182,7 +225,7 @@ class Checker:
         elements = sum(slot.count for slot in call.model.slots)
         torch.set_num_threads(self._start.threads if elements >= _LARGE else 1)
         try:
-            check = check_call(call, backward, self._settings)
+            check = check_call(call, backward, self._settings, self._collectives)
         except Exception as error:
             text = said(error)
             if not self._device_answers():
@@ -199,12 +242,12 @@ class Checker:
 
     def _script(self, call: StoredCall, backward: StoredCall | None, check: CallCheck) -> tuple[Script | None, str]:
         """Return the script of a failing call, or what went wrong. The call fails either way."""
-        if not self._start.save_failures:
+        if not self._start.save_failures or is_collective(call.op):
             return None, ""
         try:
             from tensorprobe.replay.failures import failure_script
 
-            return failure_script(call, backward, self._settings.conditions(), check), ""
+            return failure_script(call, backward, self._settings.conditions(), check, self._start.imports), ""
         except Exception:
             return None, f"{call.name} could not be saved.\n{traceback.format_exc()}"
 
@@ -233,7 +276,7 @@ def serve_checks(start: bytes, _progress: object) -> Iterator[object]:
 
     def answer(parcel: bytes) -> Reply:
         found = checker.check(msgspec.msgpack.decode(parcel, type=Task))
-        return Reply(msgspec.msgpack.encode(found), found.finished.ends)
+        return Reply(pack(found), found.finished.ends)
 
     with checker.conditions():
         yield answer

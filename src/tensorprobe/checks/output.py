@@ -1,4 +1,4 @@
-"""The folder of a precheck: a journal while it goes on; the tables, `summary.json` and scripts of failing calls at its end.
+"""The folder of a precheck: a journal while it goes on; the tables, the page, `summary.json` and scripts of failing calls at its end.
 
 A folder that is absent or empty is used, and one that holds an earlier precheck is used again; any other is refused. What was
 written of a precheck that was stopped stays, so that it can be continued. One that could not begin leaves everything as it was.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -21,13 +21,16 @@ import msgspec
 
 from tensorprobe.checks.plan import Answer, Finished
 from tensorprobe.errors import FileRefused, RunDamaged, SettingsError
-from tensorprobe.files import demand_file
+from tensorprobe.files import Replacement, demand_file
+from tensorprobe.model.diff import CallEvidence
 from tensorprobe.model.precheck import Precheck
 from tensorprobe.record.lines import MAX_LINE
+from tensorprobe.report.page.checks import checks_page
+from tensorprobe.report.page.html import to_html
 from tensorprobe.report.precheck_tables import DETAILS_FILE, RESULT_FILE, write_details, write_result
 from tensorprobe.standard_json import encode
 
-SUMMARY_FILE = "summary.json"
+SUMMARY_FILE, EVIDENCE_FILE, PAGE_FILE = "summary.json", "evidence.json", "report.html"
 _FAILURES = "failures"
 _SHOWN = 5
 FILE = "checks.jsonl"
@@ -93,28 +96,34 @@ class Output:
         self._journal.append(finished)
         return finished
 
-    def publish(self, summary: Precheck) -> None:
+    def publish(self, summary: Precheck, evidence: Sequence[CallEvidence]) -> None:
         """Put the tables in place, then the summary; each is there only when it is complete."""
         self.begin()
-        for name, write in ((RESULT_FILE, write_result), (DETAILS_FILE, write_details), (SUMMARY_FILE, _write_summary)):
-            partial = self.folder / f".{name}.partial"
-            write(summary, partial)
-            partial.replace(self.folder / name)
+        files: list[tuple[str, Callable[[Precheck, Path], object]]] = [
+            (RESULT_FILE, write_result),
+            (DETAILS_FILE, write_details),
+            (EVIDENCE_FILE, lambda _, path: _write_json(evidence, path)),
+            (PAGE_FILE, lambda held, path: path.write_text(to_html(checks_page(held, evidence)), encoding="utf-8")),
+            (SUMMARY_FILE, _write_json),
+        ]
+        for name, write in files:
+            with Replacement(self.folder / name) as unfinished:
+                write(summary, unfinished)
 
     def begin(self) -> None:
         """Remove the files of an earlier precheck, once, before the first call is run."""
         if self._journal.begun:
             return
         self._journal.begin()
-        for name in (RESULT_FILE, DETAILS_FILE, SUMMARY_FILE):
+        for name in (RESULT_FILE, DETAILS_FILE, EVIDENCE_FILE, PAGE_FILE, SUMMARY_FILE):
             (self.folder / name).unlink(missing_ok=True)
         failures = self.folder / _FAILURES
         if failures.is_dir() and not failures.is_symlink():
             shutil.rmtree(failures)
 
 
-def _write_summary(summary: Precheck, path: Path) -> None:
-    path.write_bytes(encode(summary, indent=2).encode() + b"\n")
+def _write_json(held: object, path: Path) -> None:
+    path.write_bytes(encode(held, indent=2).encode() + b"\n")
 
 
 class Header(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ recomputed call is equal to its original; an audit judges it by itself.
 
 from __future__ import annotations
 
-import fnmatch
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +21,14 @@ import xxhash
 from tensorprobe.checks.settings import Asked
 from tensorprobe.errors import NoData, NotFound, RunDamaged, nearest
 from tensorprobe.model import Call
-from tensorprobe.model.call import Frame, forward_name
+from tensorprobe.model.call import Frame, device_of, forward_name
 from tensorprobe.model.precheck import CallCheck, Passed
 from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record.lines import Damage
-from tensorprobe.record.run import Entry, Run, ranges
+from tensorprobe.record.names import is_inside, name_fits
+from tensorprobe.record.run import Entry, Run
 from tensorprobe.replay.isolation import RunPlace
-from tensorprobe.text import counted
+from tensorprobe.text import counted, ranges
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -70,6 +70,11 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """For large calls. Small ones have one thread, so that their figures do not depend on the number of processes."""
     max_replay_bytes: int
     save_failures: bool
+    references: dict[str, str] = {}
+    """Op → `module:function` that computes it on the CPU, and where modules are imported from."""
+    folders: list[str] = []
+    imports: tuple[str, ...] = ()
+    """Modules that register ops of the user's."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,6 +112,8 @@ class Plan:
 
     checks: list[Planned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    device: str = "cpu"
+    """The kind of device that the calls were recorded on."""
     left_out: int = 0
     """Calls that are not in the sample."""
 
@@ -141,7 +148,7 @@ def plan_checks(run: Run, asked: Asked) -> Plan:
             if patterns and not fitting:
                 continue
             reading.fitted.update(fitting)
-            if asked.modules is not None and not any(_is_inside(best.module, each) for each in asked.modules):
+            if asked.modules is not None and not any(is_inside(best.module, each) for each in asked.modules):
                 continue
             if asked.sample is not None and not _is_drawn(f"{name} {step} {rank} {best.entry.repeat}", asked.sample):
                 plan.left_out += 1
@@ -160,6 +167,7 @@ def plan_checks(run: Run, asked: Asked) -> Plan:
             plan.checks.append(planned)
     if plan.left_out:
         plan.notes.append(f"{counted(plan.left_out, 'call')} not in the sample of {asked.sample:g}")
+    plan.device = reading.device
     plan.notes += reading.notes(asked)
     _demand_names(run, reading, patterns, places)
     if asked.data == "real" and plan.checks and reading.tensors and not reading.held:
@@ -181,12 +189,14 @@ class _Reading:
         self.names: set[str] = set()
         self.fitted: set[str] = set()
         self.tensors = self.held = 0
+        self.device = "cpu"
+        """The first that is not the CPU."""
         self._modules = 0
         self._damage: list[Damage] = []
         self._lost_stacks: dict[tuple[int, int], str] = {}
 
     def candidates(self, run: Run, step: int, rank: int) -> Iterator[tuple[_Seen, list[_Seen]]]:
-        """Each forward call with those that repeat it.
+        """Each forward call with those that repeat it. At ATen level what runs in the backward pass is a call like any other.
 
         Of an original and its recomputation that one stands for both which has more inputs with a gradient: activation
         checkpointing runs the original without.
@@ -201,10 +211,12 @@ class _Reading:
             entry = Entry(line, call.name, call.repeat)
             if not call.level.is_op:
                 self._modules += call.direction == "forward"
-            elif call.direction == "backward":
+            elif call.direction == "backward" and call.level.links_backward:
                 self.backwards.setdefault(forward_name(call.name), (entry, self._told_by_values(call)))
             else:
                 grads = sum(slot.grad for slot in call.slots)
+                if self.device == "cpu":
+                    self.device = device_of(call)
                 seen.setdefault(call.name, []).append(
                     _Seen(entry, self._key(call, line), grads, call.module, call.stack)
                 )
@@ -288,14 +300,7 @@ def _spellings(pattern: str) -> set[str]:
 
 
 def _fits(name: str, patterns: set[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) or name.startswith(pattern + ".") for pattern in patterns)
-
-
-def _is_inside(module: str, wanted: str) -> bool:
-    """Whether a module is the one that is wanted, or lies inside it."""
-    return module.startswith(wanted + ".") or any(
-        fnmatch.fnmatchcase(module, pattern) for pattern in (wanted, f"{wanted}.*")
-    )
+    return any(name_fits(name, pattern) for pattern in patterns)
 
 
 def _is_drawn(key: str, share: float) -> bool:

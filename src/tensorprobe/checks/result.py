@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from tensorprobe.checks.plan import Finished, Plan
 from tensorprobe.checks.settings import Asked
+from tensorprobe.model.diff import CallEvidence
 from tensorprobe.model.dtypes import EPS
 from tensorprobe.model.precheck import Audit, CallCheck, Loss, Precheck
+from tensorprobe.record.source import source_lines
 from tensorprobe.report.forms import Answer
 from tensorprobe.text import counted
 from tensorprobe.version import VERSION
 
 SCHEMA_VERSION = 1
+_MOST_EVIDENCE = 24
 
 
 class PrecheckResult(Answer):
@@ -25,9 +29,17 @@ class PrecheckResult(Answer):
 
     summary: Precheck
 
-    def __init__(self, summary: Precheck, *, replays: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        summary: Precheck,
+        *,
+        replays: Mapping[str, str] | None = None,
+        evidence: Sequence[CallEvidence] | None = None,
+    ) -> None:
         self.replays = dict(replays or {})
         """Name of a failing call → the script that runs it alone; of those that were saved."""
+        self.evidence = list(_evidence_of(summary) if evidence is None else evidence)
+        """The lines of the program around failing calls, for the page."""
         super().__init__(summary, replays=self.replays)
 
     @property
@@ -54,6 +66,22 @@ class AuditResult(PrecheckResult):
     """What `tensorprobe.audit` returns. `print(result)` shows what the command shows."""
 
     summary: Audit
+
+
+def _evidence_of(summary: Precheck) -> Iterator[CallEvidence]:
+    """Yield the lines of the program around the first calls that fail."""
+    failing = (check for check in summary.checks if check.source and "fail" in (check.forward, check.backward))
+    for check in islice(failing, _MOST_EVIDENCE):
+        assert check.source is not None
+        yield CallEvidence(
+            step=check.step,
+            rank=check.rank,
+            index=check.line,
+            call=check.call,
+            candidate_call=check.call,
+            module=check.module,
+            source=source_lines(check.source),
+        )
 
 
 def conclude(

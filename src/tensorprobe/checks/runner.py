@@ -9,9 +9,11 @@ more are the exception: they use all threads that their process has, and on thes
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -24,9 +26,10 @@ from tensorprobe.checks.settings import Asked, AuditSettings, Data, PrecheckSett
 from tensorprobe.errors import SettingsError
 from tensorprobe.record import Run, open_run
 from tensorprobe.replay.isolation import TIME_LIMIT_S, RunPlace, default_replay_bytes, replay_job
+from tensorprobe.replay.references import registered, search_path
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.version import VERSION
-from tensorprobe.work.pool import Death, StartFailed, processors, run_in_processes
+from tensorprobe.work.pool import Death, StartFailed, pack, processors, run_in_processes
 
 Progress = Callable[[int, int], None]
 """Is told how many distinct calls are done, and of how many."""
@@ -40,7 +43,7 @@ class _OutOfTime(Exception):
 def precheck(
     run: str | os.PathLike[str] | Run,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     data: Data = "random",
     standard: str = "noise-aware",
     calls: Names | None = None,
@@ -49,6 +52,7 @@ def precheck(
     dedupe: bool = True,
     backward: bool = True,
     hard: bool = False,
+    imports: Names = (),
     jobs: int = 1,
     time_limit_s: float = TIME_LIMIT_S,
     max_replay_bytes: int | str | None = None,
@@ -65,7 +69,7 @@ def precheck(
 
     Args:
         run: the folder of a run, a dump of another tool, or a Run.
-        device: the device under test, as torch names it: `cpu`, `cuda`, `npu:1`.
+        device: the device under test, as torch names it: `cpu`, `cuda`, `npu:1`. By default the one the run was recorded on.
         data: inputs of the calls: `random` (from the recorded dtypes, shapes and ranges) or `real` (recorded values).
         standard: how results are judged: `noise-aware`, `seed`, `binary`, `absolute` or `ulp`.
         calls: check only these calls: `Functional.conv2d.1`, or a glob such as `*.linear.*`.
@@ -73,6 +77,7 @@ def precheck(
         dedupe: run equal calls once.
         backward: check gradients too.
         hard: add edge-case inputs: zeros, subnormals, values near overflow, ties, non-contiguous tensors.
+        imports: modules that every process imports before it runs calls: they register your own ops.
         jobs: number of processes. 0 runs the calls in this process, without isolation: for your own runs only.
         time_limit_s: seconds after which a call that is still running has failed.
         max_replay_bytes: skip calls whose replay would need more memory, e.g. `4G`. Default: a quarter of this machine's.
@@ -98,6 +103,7 @@ def audit(
     ranks: Numbers | None = None,
     sample: float | None = None,
     budget: float | str | None = None,
+    references: Mapping[str, str] | Names | None = None,
     dedupe: bool = True,
     backward: bool = True,
     jobs: int = 1,
@@ -124,6 +130,8 @@ def audit(
         steps, ranks: audit only these, e.g. `[0, 2]` or `'0,2-4'`.
         sample: audit only this share of the calls, e.g. 0.1. The same calls every time.
         budget: stop after this time, e.g. `90s` or `5m`, and report how many calls were not reached.
+        references: functions that compute ops without a CPU kernel, beside those of `tensorprobe.reference`:
+            `{"torch_npu.npu_rms_norm": "my_references:rms_norm"}`.
         dedupe: judge calls with equal inputs and equal results once.
         backward: audit gradients too.
         jobs: number of processes. 0 runs the calls in this process, without isolation: for your own runs only.
@@ -156,18 +164,27 @@ def check_run(
         raise SettingsError(f"{what}: pass out=FOLDER (-o FOLDER).")
     opened = run if isinstance(run, Run) else open_run(Path(run))
     plan = plan_checks(opened, asked)
+    by_default = asked.device is None
+    if isinstance(asked, PrecheckSettings) and by_default:
+        asked = dataclasses.replace(asked, device=plan.device)
     outcomes: dict[int, Finished] = {}
     with contextlib.ExitStack() as stack:
         output = None
         if out is not None:
             output = stack.enter_context(Output(out, _header(opened, plan, asked), resume=resume))
             outcomes = _known(plan, output.finished)
-        _check_rest(opened, plan, asked, outcomes, output, progress)
+        try:
+            _check_rest(opened, plan, asked, outcomes, output, progress)
+        except SettingsError as error:
+            if not by_default or f"device {asked.device!r}" not in str(error):
+                raise
+            hint = "The run was recorded on it. To check another device, name it: device='cpu' (--device cpu)."
+            raise SettingsError(f"{error}\n  {hint}") from None
         said = None if out is None else os.fspath(out)
         elapsed_s = time.monotonic() - started
         result = conclude(plan, outcomes, asked, run=str(opened.path), output=said, elapsed_s=elapsed_s)
         if output is not None:
-            output.publish(result.summary)
+            output.publish(result.summary, result.evidence)
         return result
 
 
@@ -195,6 +212,9 @@ def _check_rest(
         threads=max(1, processors() // max(1, min(asked.jobs, len(rest)))),
         max_replay_bytes=asked.max_replay_bytes or default_replay_bytes(),
         save_failures=output is not None and asked.save_failures,
+        references=registered() | (asked.references or {}),
+        folders=search_path(),
+        imports=asked.imports,
     )
 
     def begin() -> None:
@@ -234,7 +254,7 @@ def _check_here(
     with checker.conditions():
         for position, (_, task) in enumerate(rest):
             # Packed as between processes, so that the outcome has the same types: what is 0.0 there is not 0 here.
-            take(position, msgspec.msgpack.encode(checker.check(task)))
+            take(position, pack(checker.check(task)))
 
 
 def _check_in_processes(
@@ -248,25 +268,37 @@ def _check_in_processes(
         text = f"the process {death.how}" + (f": {death.last_line}" if death.last_line else "")
         # In an audit it is the replay that died: the recorded call came to its end.
         lost = rest[death.number][1].without_figures("skip" if death.bug or asked.recorded else "fail", text)
-        take(death.number, msgspec.msgpack.encode(Answer(finished=Finished(check=lost, trouble=death.bug))))
+        take(death.number, pack(Answer(finished=Finished(check=lost, trouble=death.bug))))
 
     job = replay_job(
         "tensorprobe.checks.check:serve_checks",
-        msgspec.msgpack.encode(start),
+        pack(start),
         device=asked.device,
         time_limit_s=asked.time_limit_s,
         most_bytes=start.max_replay_bytes,
     )
-    parcels = [msgspec.msgpack.encode(task) for _, task in rest]
+    parcels = [pack(task) for _, task in rest]
     try:
         run_in_processes(job, parcels, jobs=asked.jobs, take=take, died=died, begin=begin)
     except StartFailed as failed:
         raise SettingsError(f"no process could begin on device {asked.device!r}: it {failed}") from None
     except SettingsError as error:
-        if f"device {asked.device!r}" not in str(error):
+        if f"device {asked.device!r}" not in str(error) or not _is_known_here(asked.device):
             raise
         hint = "Calls run in processes of their own. If only this process knows the device, run them here: jobs=0 (--jobs 0)."
         raise SettingsError(f"{error}\n  {hint}") from None
+
+
+def _is_known_here(device: str) -> bool:
+    """Return whether this process can use the device: a program may have registered one that its children do not have."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ImportError):
+        return False
+    return True
 
 
 def _known(plan: Plan, finished: list[Finished]) -> dict[int, Finished]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.replay.isolation import TIME_LIMIT_S
+from tensorprobe.replay.references import parse_references
 from tensorprobe.settings import Settings, above, flag, name_list, one_of, parse_bytes, parse_numbers, setting, whole
 
 Data = Literal["random", "real"]
@@ -43,7 +44,7 @@ class SharedSettings(Settings):
         1, "Number of processes. 0 runs the calls in this process, without protection from crashes.", whole(0)
     )
     time_limit_s: float = setting(
-        TIME_LIMIT_S, "Seconds after which a call that is still running has failed.", above(0)
+        TIME_LIMIT_S, "Seconds after which a call that is still running has failed.", above(0, most=1e9)
     )
     max_replay_bytes: Any = setting(
         None,
@@ -68,13 +69,19 @@ class PrecheckSettings(SharedSettings):
     modules: ClassVar[None] = None
     sample: ClassVar[None] = None
     budget: ClassVar[None] = None
-    device: str = setting("cpu", "The device under test, as torch names it: cpu, cuda, npu:1.")
+    references: ClassVar[None] = None
+    device: Any = setting(
+        None, "The device under test, as torch names it: cpu, cuda, npu:1. Default: the one the run was recorded on."
+    )
     data: Data = setting(
         "random",
         "Inputs of the calls: random (from the recorded dtypes, shapes and ranges) or real (the recorded values).",
         one_of("random", "real"),
     )
     steps: Any = setting(None, "Check these steps, e.g. 0,2-4. Default: the first step.", parse_numbers)
+    imports: Any = setting(
+        (), "Import this module in every process that runs calls: it registers your own ops.", name_list
+    )
     hard: bool = setting(
         False, "Add edge-case inputs: zeros, subnormals, values near overflow, ties, non-contiguous tensors.", flag
     )
@@ -105,11 +112,17 @@ class AuditSettings(SharedSettings):
     device: ClassVar[str] = "cpu"
     data: ClassVar[Data] = "real"
     hard: ClassVar[bool] = False
+    imports: ClassVar[tuple[str, ...]] = ()
     steps: Any = setting(None, "Audit only these steps, e.g. 0,2-4. Default: all.", parse_numbers)
     modules: Any = setting(None, "Audit only calls inside these modules: layers.3, or a glob such as '*.attn'.", _calls)
     sample: Any = setting(None, "Audit only this share of the calls, e.g. 0.1. The same calls every time.", _share)
     budget: Any = setting(
         None, "Stop after this time, e.g. 90s or 5m, and report how many calls were not reached.", _seconds
+    )
+    references: Any = setting(
+        None,
+        "Compute an op without a CPU kernel by this function: NAME=module:function.",
+        parse_references,
     )
 
 

@@ -25,9 +25,11 @@ def audit(
     ranks: str | None = option(AuditSettings, "ranks"),
     sample: float | None = option(AuditSettings, "sample"),
     budget: str | None = option(AuditSettings, "budget", metavar="TIME"),
+    reference: list[str] = option(AuditSettings, "references", "--reference", default=[]),
     standard: str = option(AuditSettings, "standard"),
     jobs: int = option(AuditSettings, "jobs", metavar="N"),
     time_limit: float = option(AuditSettings, "time_limit_s", "--time-limit", metavar="SECONDS"),
+    max_replay_bytes: str | None = option(AuditSettings, "max_replay_bytes", metavar="SIZE"),
     out: Path | None = typer.Option(
         None, *OUT, metavar="FOLDER", help="Folder for the result: two tables, summary.json, saved failures."
     ),
@@ -55,11 +57,13 @@ def audit(
         "ranks": ranks,
         "sample": sample,
         "budget": budget,
+        "references": reference or None,
         "standard": standard,
         "dedupe": dedupe,
         "backward": backward,
         "jobs": jobs,
         "time_limit_s": time_limit,
+        "max_replay_bytes": max_replay_bytes,
         "save_failures": save_failures,
     }
     run_checks(check_run, run, settings, Wanted(Audit, form, as_json, limit), out, resume)

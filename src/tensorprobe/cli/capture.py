@@ -16,7 +16,7 @@ import typer
 from tensorprobe.cli.options import OUT, option
 from tensorprobe.errors import CommandFailed, SettingsError
 from tensorprobe.taps.settings import CaptureSettings
-from tensorprobe.text import shell
+from tensorprobe.text import message, plain, shell
 
 _TICK_S = 0.05
 """Times of files are those of the last tick of the clock."""
@@ -48,15 +48,22 @@ def capture(
     floating_only: bool = option(CaptureSettings, "floating_only", "--floating-only"),
     max_bytes: str | None = option(CaptureSettings, "max_bytes"),
     stacks: bool | None = option(CaptureSettings, "stacks", "--stacks/--no-stacks"),
+    begin: str = typer.Option(
+        "module",
+        "--from",
+        metavar="BEGIN",
+        help="Where recording begins: at the first call of a `module`, or at the `start`, with the first call of torch.",
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already in the folder."),
 ) -> None:
     """Record the PyTorch calls of a command.
 
-    The script is not edited. Recording begins when it calls the first module, and a step ends with optimizer.step(). The
-    exit code is that of the command; 2 when the command succeeded but calls could not be recorded.
+    The script is not edited. Recording begins when it calls the first module (--from start: with the first call of torch),
+    and a step ends with optimizer.step(). The exit code is that of the command; 2 when the command succeeded but nothing was
+    recorded, or calls could not be recorded.
     """
     from tensorprobe.inject import environment
-    from tensorprobe.record.run_folder import check_writable, other_places, refuse_existing
+    from tensorprobe.record.run_folder import attempts, check_writable, other_places, refuse_existing
 
     given: dict[str, Any] = {
         "level": level,
@@ -76,20 +83,23 @@ def capture(
     }
     settings = {key: value for key, value in given.items() if value is not None}
     _demand_dashes(command, sys.argv[1:])
+    if begin not in ("start", "module"):
+        raise SettingsError(f"--from is {begin!r}; expected 'start' or 'module'.")
     CaptureSettings.of(**settings)
     refuse_existing(out, 0, overwrite=overwrite)
     check_writable(out.absolute())
-    for place in other_places(out):
+    for place in (*other_places(out), *attempts(out)):
         shutil.rmtree(place)
     orders = {
         "out": str(out.absolute()),
         "overwrite": overwrite,
+        "from": begin,
         "started": time.time() - _TICK_S,
         "settings": settings,
     }
     payload = json.dumps(orders)
     code = _run(command, environment({_HOOK: payload}, os.environ))
-    complete = _report(out, command, code)
+    complete = _report(out, command, code, begin)
     raise typer.Exit(code if code or complete else 2)
 
 
@@ -119,29 +129,39 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
             continue  # the command got it too; it decides when to end
 
 
-def _report(out: Path, command: list[str], code: int) -> bool:
+def _report(out: Path, command: list[str], code: int, begin: str) -> bool:
     """Print what was recorded to stderr (stdout belongs to the script); return whether no call failed to be recorded."""
     from tensorprobe.record.reader import open_run
-    from tensorprobe.record.run_folder import other_places, put_training_first
-    from tensorprobe.report.inspect import render_coverage
+    from tensorprobe.record.run_folder import attempts, note_exit_code
 
-    if not (out / "manifest.json").exists():
+    places = [place for place in (out, *attempts(out)) if (place / "manifest.json").exists()]
+    if not places:
+        failed = f"{command[0]!r} ended with exit code {code} and recorded nothing into {str(out)!r}.\n"
+        if code:
+            why = "If it failed before its first call of a torch module, its own output says why."
+            typer.echo(message(f"{failed}  {why}"), err=True)
+            return False
         raise CommandFailed(
-            f"{command[0]!r} ended with exit code {code} and recorded nothing into {str(out)!r}.\n"
-            "  None of its Python processes called a torch module. An isolated Python (-I, -E, -S) cannot be captured from\n"
-            "  outside; in such a script use: with tensorprobe.capture(...)."
+            failed
+            + "  None of its Python processes called "
+            + (
+                "torch.\n"
+                if begin == "start"
+                else "a torch module. --from start also records calls outside of modules.\n"
+            )
+            + "  An isolated Python (-I, -E, -S) cannot be captured from outside; in such a script use:\n"
+            "  with tensorprobe.capture(...)."
         )
-    put_training_first(out)
-    run = open_run(out)
-    for rank in run.ranks:
-        part = run.parts[rank]
-        typer.echo("\n".join(render_coverage(part.coverage, closed=part.closed)), err=True)
-    for place in other_places(out):
-        typer.echo(f"  another     process of the command called modules too: {shell(place)}", err=True)
+    note_exit_code(places[-1], code)
+    for place in places:
+        if place != out:
+            typer.echo(f"The processes were started again. Attempt {place.name.removeprefix('attempt')}:", err=True)
+        _report_run(place)
     if code:
         typer.echo(f"The command ended with exit code {code}.", err=True)
-    typer.echo(f"Next:   tensorprobe inspect {shell(out)}", err=True)
+    typer.echo(f"Next:   tensorprobe inspect {shell(places[-1])}", err=True)
     sys.stderr.flush()
+    run = open_run(places[-1])
     if all(part.closed and not part.coverage.recorded for part in run.parts.values()):
         typer.echo(
             "Nothing was recorded. The lines above say what was seen: the steps or filters chosen may not occur, or every\n"
@@ -150,3 +170,21 @@ def _report(out: Path, command: list[str], code: int) -> bool:
         )
         return False
     return not any(part.coverage.failed or part.coverage.first_error for part in run.parts.values())
+
+
+def _report_run(place: Path) -> None:
+    """Print the coverage of each rank of one run, and where it ends if it did not finish."""
+    from tensorprobe.record.endings import describe_end
+    from tensorprobe.record.reader import open_run
+    from tensorprobe.record.run_folder import other_places, put_training_first
+    from tensorprobe.report.inspect import render_coverage
+
+    put_training_first(place)
+    run = open_run(place)
+    lines = [render_coverage(part.coverage, closed=part.closed) for part in run.parts.values()]
+    told = dict.fromkeys(line for each in lines for line in each[1:])  # what several ranks say is said once
+    typer.echo("\n".join([*(each[0] for each in lines), *told]), err=True)
+    if ended := describe_end(run):
+        typer.echo(f"RunIncomplete: {plain(ended)}", err=True)
+    for other in other_places(place):
+        typer.echo(f"  another     process of the command called modules too: {shell(other)}", err=True)

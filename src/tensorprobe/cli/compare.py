@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,6 +22,7 @@ from tensorprobe.cli.options import (
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import Comparison
+from tensorprobe.report.forms import FORMS
 from tensorprobe.text import shell
 
 if TYPE_CHECKING:
@@ -43,13 +45,15 @@ def compare(
         None,
         *OUT,
         metavar="FOLDER",
-        help="Folder or URL for the result: a table with a row for each pair of tensors, summary.json, advisor.txt.",
+        help="Folder or URL for the result: a table with a row for each pair of tensors, summary.json, advisor.txt,"
+        " and the page report.html.",
     ),
     output: str | None = OLD_OUTPUT,
     policy: str = option(CompareSettings, "policy"),
     steps: str | None = option(CompareSettings, "steps"),
     ranks: str | None = option(CompareSettings, "ranks"),
-    form: list[str] = format_option(Comparison, "without FILE is the table in the output folder"),
+    form: list[str] = format_option(Comparison, "without FILE is the table or page in the output folder"),
+    html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write the page: one file, for a browser."),
     as_json: bool = JSON,
     map_file: str | None = option(CompareSettings, "map", "--map", metavar="FILE"),
     strip_prefix: str | None = option(CompareSettings, "strip_prefix", metavar="PREFIX"),
@@ -66,14 +70,15 @@ def compare(
 ) -> None:
     """Find the first call where two runs part ways.
 
-    Both runs are compared call by call. Exit code 0: they agree. 1: they diverge. 2: they cannot be compared.
+    Both runs are compared call by call. Exit code 0: they agree. 1: they diverge. 2: they cannot be compared, or one of them
+    did not finish and what both have agrees.
     """
     from tensorprobe.engine import compare as compare_runs
     from tensorprobe.engine import compare_shard
 
     folder = either(out, output, "--out")
-    forms = read_forms(form, as_json, Comparison)
-    tables = [each.name for each in forms if each.file is None and each.name in ("csv", "parquet", "xlsx")]
+    forms = read_forms([*form, *([f"html={html}"] if html is not None else [])], as_json, Comparison)
+    tables = [each.name for each in forms if each.file is None and FORMS[each.name].is_file]
     if tables and folder is None:
         raise SettingsError(f"--format {tables[0]} writes a file: add -o FOLDER, or --format {tables[0]}=FILE.")
     settings: dict[str, Any] = {
@@ -92,13 +97,12 @@ def compare(
         "workbook": "xlsx" in tables,
     }
     with progress("comparing calls") as bar:
-        advance = None if bar is None else bar.add
         if shard is None:
-            keep_rows = any(each.name in ("csv", "parquet", "xlsx") for each in forms)
-            result = compare_runs(baseline, candidate, out=folder, keep_rows=keep_rows, progress=advance, **settings)
+            keep_rows = any(FORMS[each.name].is_file for each in forms)
+            result = compare_runs(baseline, candidate, out=folder, keep_rows=keep_rows, progress=bar, **settings)
         else:
             place = _demand_shard_folder(folder, forms)
-            done = compare_shard(baseline, candidate, shard=shard, out=place, progress=advance, **settings)
+            done = compare_shard(baseline, candidate, shard=shard, out=place, progress=bar, **settings)
     if shard is not None:
         typer.echo(_shard_text(done))
         return
@@ -119,7 +123,7 @@ def merge(
     from tensorprobe.engine import merge_shards
 
     forms = read_forms(form, as_json, Comparison)
-    tables = [each.name for each in forms if each.file is None and each.name in ("csv", "parquet", "xlsx")]
+    tables = [each.name for each in forms if each.file is None and FORMS[each.name].is_file]
     if tables:
         raise SettingsError(
             f"--format {tables[0]} needs a file here: --format {tables[0]}=FILE.\n"
@@ -133,7 +137,7 @@ def merge(
 def _demand_shard_folder(folder: str | None, forms: list[Wanted]) -> str:
     if folder is None:
         raise SettingsError("--shard writes its part into a folder that all shards share: add -o FOLDER.")
-    if any(each.file is not None or each.name not in ("csv", "parquet", "xlsx") for each in forms):
+    if any(each.file is not None or not FORMS[each.name].is_file for each in forms):
         raise SettingsError(
             "a shard has no answer to print: leave out --json and --format here, and pass them to 'tensorprobe merge'."
         )

@@ -23,7 +23,6 @@ _PARTS = {
     "pyarrow": ("pyarrow", "result tables: compare and precheck cannot write or read them"),
     "xlsxwriter": ("'tensorprobe[xlsx]'", "compare --format xlsx"),
     "ray": ("'tensorprobe[ray]'", "compare --engine ray; --jobs N and --shard work without it"),
-    "safetensors": ("'tensorprobe[safetensors]'", "export --to safetensors; --to npy works without it"),
     "fsspec": ("fsspec", "runs and output folders behind URLs"),
 }
 """Package → how to install it, and what does not work without it."""
@@ -152,7 +151,10 @@ def _proof() -> dict[str, Any]:
     proof = {device: prove(device) for device in ("cpu", *torch_names.accelerators())}
     problems = [problem for levels in proof.values() for problem in levels.values() if problem != "works"]
     capture = f"does not work: {problems[0]}" if problems else "works"
-    return {"capture": capture, "proof": proof, "limits": torch_names.limits()}
+    limits = torch_names.limits()
+    if torch_names.accelerator_parts is None:
+        limits.append(f"tensorprobe sim needs torch {torch_names.SIMULATED_SINCE}")
+    return {"capture": capture, "proof": proof, "limits": limits}
 
 
 def _render_proof(proof: dict[str, dict[str, str]]) -> list[str]:

@@ -47,9 +47,9 @@ def export(
     chosen: Any = one_of(*_FORMS)(to, "--to")
     opened = open_run(run)
     with progress("exporting calls") as bar:
-        done = export_run(
-            opened, target, to=chosen, step=step, rank=rank, call=call, progress=None if bar is None else bar.add
-        )
+        if bar is not None:
+            bar.expect(sum(part.recorded for part in opened.coverage.values()))
+        done = export_run(opened, target, to=chosen, step=step, rank=rank, call=call, progress=bar)
     if as_json:
         facts = ("files", "tensors", "size_bytes", "damaged_lines")
         left_out = dict(done.left_out)

@@ -12,7 +12,20 @@ import typer
 from tensorprobe.report.ending import guarded
 from tensorprobe.version import VERSION
 
-_COMMANDS = ("capture", "compare", "audit", "precheck", "overflow", "inspect", "export", "sim", "doctor")
+_COMMANDS = (
+    "capture",
+    "compare",
+    "diff",
+    "report",
+    "view",
+    "audit",
+    "precheck",
+    "overflow",
+    "inspect",
+    "export",
+    "sim",
+    "doctor",
+)
 
 app = typer.Typer(
     name="tensorprobe",

@@ -5,10 +5,12 @@ An option that means the same has the same name in every command. Spellings of e
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
@@ -90,9 +92,13 @@ class Bar:
         self._timer.daemon = True
         self._timer.start()
 
-    def add(self, count: int = 1) -> None:
+    def __call__(self, count: int = 1) -> None:
         """Count what was done since the last time."""
         self.reach(self._done + count, self._total)
+
+    def expect(self, total: int) -> None:
+        """Say how much there is to do, as far as that is known: the bar estimates the time from it."""
+        self.reach(self._done, total or None)
 
     def reach(self, done: int, total: int | None) -> None:
         """Show how much is done, and of how much where that is known."""
@@ -109,10 +115,19 @@ class Bar:
 
     def _begin(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+        from rich.text import Text
+
+        class Left(ProgressColumn):
+            """An estimate."""
+
+            def render(self, task: Task) -> Text:
+                """Return how long it will take, as far as that is known."""
+                left = task.time_remaining
+                return Text("" if left is None else f"about {timedelta(seconds=math.ceil(left))} left")
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"), TimeElapsedColumn())
-        shown = Progress(*columns, console=Console(stderr=True), transient=True)
+        shown = Progress(*columns, Left(), console=Console(stderr=True), transient=True)
         self._task = shown.add_task(self._doing, total=self._total, completed=self._done)
         shown.start()
         self._shown = shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -23,6 +24,7 @@ from tensorprobe.cli.options import (
 )
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.precheck import Precheck
+from tensorprobe.report.forms import FORMS
 from tensorprobe.text import plain, shell
 
 
@@ -33,11 +35,12 @@ def register(app: typer.Typer) -> None:
 
 def precheck(
     run: Path = typer.Argument(metavar="RUN", help="The folder of the run, or a dump of another tool."),
-    device: str = option(PrecheckSettings, "device"),
+    device: str | None = option(PrecheckSettings, "device"),
     data: str = option(PrecheckSettings, "data"),
     call: list[str] = option(PrecheckSettings, "calls", "--call", default=[]),
     standard: str = option(PrecheckSettings, "standard"),
     hard: bool = option(PrecheckSettings, "hard", "--hard"),
+    imports: list[str] = option(PrecheckSettings, "imports", "--import", default=[]),
     steps: str | None = option(PrecheckSettings, "steps"),
     ranks: str | None = option(PrecheckSettings, "ranks"),
     jobs: int = option(PrecheckSettings, "jobs", metavar="N"),
@@ -64,6 +67,8 @@ def precheck(
     """
     from tensorprobe.checks.runner import precheck as check_run
 
+    if imports and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # the processes that run calls look where this one does
     settings: dict[str, Any] = {
         "device": device,
         "data": data,
@@ -74,6 +79,7 @@ def precheck(
         "dedupe": dedupe,
         "backward": backward,
         "hard": hard,
+        "imports": imports,
         "jobs": jobs,
         "time_limit_s": time_limit,
         "max_replay_bytes": max_replay_bytes,
@@ -106,10 +112,10 @@ def run_checks(
     folder = resume or out
     forms = read_forms(wanted.forms, wanted.as_json, wanted.summary)
     for each in forms:
-        if each.name in ("csv", "parquet") and each.file is None:
+        if FORMS[each.name].is_file and each.file is None:
             raise SettingsError(
                 f"--format {each.name} needs a file: --format {each.name}=FILE. "
-                "With -o FOLDER both tables are written anyway."
+                "With -o FOLDER both tables and the page are written anyway."
             )
     try:
         with progress("checking calls") as bar:

@@ -63,8 +63,16 @@ def _print_catalog(as_json: bool) -> None:
     if as_json:
         from tensorprobe.standard_json import encode
 
-        typer.echo(encode([{"name": entry.name, "op": entry.fault.op, "about": entry.about} for entry in ENTRIES]))
+        facts = [
+            {"name": entry.name, "op": entry.fault.op, "about": entry.about, "strikes": entry.fault.waits_for}
+            for entry in ENTRIES
+        ]
+        typer.echo(encode(facts))
         return
     width = max(len(entry.name) for entry in ENTRIES)
     for entry in ENTRIES:
-        typer.echo(f"{entry.name:{width}}  {entry.fault.op.partition('::')[2]}: {entry.about}")
+        typer.echo(f"{entry.name:{width}}  {entry.about}")
+        typer.echo(f"{'':{width}}  strikes {entry.fault.waits_for}")
+    typer.echo(
+        "In a program without that module or call, a fault strikes another call of the op, from the second pass on."
+    )

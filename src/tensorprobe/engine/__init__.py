@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from tensorprobe.lazy import lazy
 
 if TYPE_CHECKING:
+    from tensorprobe.engine.call_diff import diff
     from tensorprobe.engine.comparison import compare
     from tensorprobe.engine.result import Result, Rows
     from tensorprobe.engine.shards import ShardDone, compare_shard, merge_shards
 
-__all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "merge_shards"]
+__all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "diff", "merge_shards"]
 
 __getattr__ = lazy(
     __name__,
@@ -23,6 +24,7 @@ __getattr__ = lazy(
         "ShardDone": "tensorprobe.engine.shards",
         "compare": "tensorprobe.engine.comparison",
         "compare_shard": "tensorprobe.engine.shards",
+        "diff": "tensorprobe.engine.call_diff",
         "merge_shards": "tensorprobe.engine.shards",
     },
 )

@@ -28,6 +28,8 @@ def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch
     }
     texts = {name: _encoded(values) for name, values in by_call.items()}
     index, repeat = _integers(calls.index), _integers(calls.repeat)
+    producers = _producers(measured)
+    producer_lines = numpy.where(producers >= 0, index[producers] if len(index) else -1, -1)
     for start in range(0, len(rows.slot), BATCH_ROWS):
         part = slice(start, min(start + BATCH_ROWS, len(rows.slot)))
         call = rows.call[part]
@@ -50,6 +52,7 @@ def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch
             "allowed": opinion.allowed[part],
             "status": _coded(opinion.status[call], STATUSES),
             "note": _texts(rows.note[part]),
+            "producer": producer_lines[part],
         }
         for name, (codes, words) in texts.items():
             columns[name] = pa.DictionaryArray.from_arrays(codes[call], words)
@@ -57,6 +60,20 @@ def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch
         columns["bit_identical"] = columns["bit_identical"].astype(bool)
         table = pa.table({name: columns[name] for name in COLUMNS}).cast(arrow_schema())
         yield from table.to_batches()
+
+
+def _producers(measured: Measured) -> Any:
+    """Return for each row the position of the last call before that made its tensor in the baseline; -1 where none did."""
+    rows, calls = measured.rows, len(measured.calls.name)
+    made = numpy.flatnonzero(rows.made)
+    tensor = rows.content[0]
+    if not len(made):
+        return numpy.full(len(rows.slot), -1)
+    places = tensor * (calls + 1) + rows.call
+    made = made[numpy.argsort(places[made], kind="stable")]
+    found = made[numpy.searchsorted(places[made], places) - 1]
+    known = (tensor >= 0) & (tensor[found] == tensor) & (rows.call[found] < rows.call)
+    return numpy.where(known & ~rows.made.astype(bool), rows.call[found], -1)
 
 
 def _integers(values: Sequence[int]) -> Any:

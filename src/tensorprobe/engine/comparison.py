@@ -10,21 +10,27 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensorprobe.engine.evidence import choose_evidence
 from tensorprobe.engine.gather import gather
-from tensorprobe.engine.output import Output, write_result
+from tensorprobe.engine.output import REPLAY_FILES, Output, write_result, write_text
 from tensorprobe.engine.places import Place, Side, open_sides
 from tensorprobe.engine.plan import Plan, plan_tasks
+from tensorprobe.engine.proof import replay_divergence
 from tensorprobe.engine.rank_task import Progress, RankResult
 from tensorprobe.engine.result import Result, Rows
 from tensorprobe.engine.settings import CompareSettings, Engine, Prove, TableForm
 from tensorprobe.engine.tasks import run_tasks
+from tensorprobe.engine.tracing import finders_of
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import Policy
+from tensorprobe.judge.policy import POLICIES
 from tensorprobe.model.comparison import Comparison
+from tensorprobe.model.diff import CallEvidence
+from tensorprobe.pairing.measure import SegmentPair
 from tensorprobe.settings import Numbers, public
 
 if TYPE_CHECKING:
@@ -62,7 +68,8 @@ def compare(
 
     Args:
         baseline, candidate: the run that is trusted and the run under test: a folder, a URL or a Run.
-        out: folder or URL for the result table, `summary.json` and `advisor.txt`. Without it the rows stay in memory.
+        out: folder or URL for the result table, `summary.json`, `advisor.txt` and, if a call is wrong, `replay.py`, which
+            runs it alone. Without it the rows stay in memory.
         policy: the name of a policy, e.g. `bitwise`, or the path of a TOML file with your own rules.
         steps, ranks: compare only these, e.g. `[0, 2]` or `'0,2-4'`. Rank i is compared with rank i.
         map: a file of name pairs: calls or modules of the baseline and their names in the candidate.
@@ -74,9 +81,11 @@ def compare(
         engine, address: `ray` compares the ranks on the Ray cluster at that address.
         table, workbook: form of the result table in `out` (`parquet` or `csv`), and whether to write `result.xlsx` too.
         keep_rows: keep the rows in memory when there is no `out`.
-        progress: is called with the number of pairs of calls that were compared since the last time.
+        progress: is called with the number of pairs of calls that were compared since the last time. If it has a method
+            `expect`, that is called once before, with about how many there will be.
 
-    Returns a Result: `result.exit_code` is 0 when the runs agree and 1 when they diverge. Raises CannotCompare when the
+    Returns a Result: `result.exit_code` is 0 when the runs agree, 1 when they diverge, and 2 when no result was measured or
+    a run ends before the other and what both have agrees. Raises CannotCompare when the
     runs have nothing in common, and SettingsError for a setting that is wrong. A difference is never an exception.
     """
     settings = CompareSettings.among(locals())
@@ -85,17 +94,27 @@ def compare(
         raise SettingsError("workbook writes a file: pass out=FOLDER (-o FOLDER).")
     with open_sides(baseline, candidate, settings) as sides:
         plan = plan_tasks(sides, settings)
+        if (expect := getattr(progress, "expect", None)) is not None:
+            expect(plan.expected_calls(sides[0].run))
         if out is None:
             kept: list[pa.RecordBatch] | None = [] if keep_rows else None
             results = run_tasks(plan.tasks, sides, settings, keep=kept, progress=progress)
-            summary = conclude(sides, plan, results, output=None, started=started)
-            return Result(summary, Rows(kept, summary.rows))
+            summary = add_replay(conclude(sides, plan, results, output=None, started=started), sides, plan, None)
+            return Result(summary, Rows(kept, summary.rows), evidence=evidence_kept(summary, results))
         with Output(out) as output:
             tasks = plan.tasks_with_rows_in(output.stage)
             results = run_tasks(tasks, sides, settings, keep=None, progress=progress)
             summary = conclude(sides, plan, results, output=output.said, started=started)
+            summary = add_replay(summary, sides, plan, output.stage)
             parts = [Path(task.rows_file) for task in tasks if task.rows_file is not None]
-            return write_result(summary, output, parts, table=table, workbook=workbook)
+            evidence = evidence_kept(summary, results)
+            return write_result(summary, output, parts, evidence=evidence, table=table, workbook=workbook)
+
+
+def evidence_kept(summary: Comparison, results: Sequence[RankResult]) -> list[CallEvidence]:
+    """Return what is kept of the calls where the runs part: of the first divergence, of those of the ranks, then of others."""
+    found = [one for result in results for one in result.evidence]
+    return choose_evidence(found, [summary.divergence, *(rank.divergence for rank in summary.ranks)])
 
 
 def conclude(
@@ -109,3 +128,30 @@ def conclude(
         baseline=msgspec.structs.replace(summary.baseline, path=sides[0].said),
         candidate=msgspec.structs.replace(summary.candidate, path=sides[1].said),
     )
+
+
+def add_replay(summary: Comparison, sides: tuple[Side, Side], plan: Plan, folder: Path | None) -> Comparison:
+    """Replay the diverging call alone and return the answer with what that says; its script goes to the folder.
+
+    Where the replays of the comparison have decided already, only the script is missing. No verdict changes.
+    """
+    found, task = summary.divergence, plan.tasks[0]
+    decided = task.policy == POLICIES["noise-aware"]
+    if found is None or found.row is None or found.status != "introduced" or not found.level.is_op:
+        return summary
+    if task.prove == "off" or found.row.basis != "values" or (decided and folder is None):
+        return summary
+    own = next(task for task in plan.tasks if task.rank == found.rank)
+    place = SegmentPair(found.step, found.rank, dict(own.steps)[found.step], own.candidate_rank)
+    proof, replayed = replay_divergence(finders_of((sides[0].run, sides[1].run), place), found)
+    if not decided:
+        unproved = "" if proof is not None else replayed.reason
+        found = msgspec.structs.replace(found, proof=proof, unproved=unproved)
+    changes: dict[str, Any] = {"divergence": found}
+    if folder is not None and replayed.script:
+        write_text(folder / REPLAY_FILES[0], replayed.script)
+        (folder / REPLAY_FILES[1]).write_bytes(replayed.tensors)
+        changes["replay"] = REPLAY_FILES[0]
+    elif folder is not None:
+        changes["notes"] = [*summary.notes, f"no {REPLAY_FILES[0]}: {replayed.reason}"]
+    return msgspec.structs.replace(summary, **changes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,18 +29,21 @@ from tensorprobe.model.comparison import (
     RankAnswer,
     RunSide,
 )
+from tensorprobe.model.diff import Pattern
 from tensorprobe.model.measured import BASES
 from tensorprobe.model.reason import Skipped
 from tensorprobe.pairing.nearest import nothing_paired_hint
 from tensorprobe.record import Run
+from tensorprobe.record.endings import describe_end
 from tensorprobe.record.provenance import differences
 from tensorprobe.version import VERSION
 
 MAX_FINDINGS = 200
 """The maximum findings in a summary; the rest is counted."""
-_EXIT_CODES: dict[Answer, int] = {"agrees": 0, "diverged": 1, "unmeasured": 2}
+_EXIT_CODES: dict[Answer, int] = {"agrees": 0, "diverged": 1, "unclear": 2, "unmeasured": 2, "unfinished": 2}
 MAX_SOURCES = 20
 """The maximum findings whose source line is looked up."""
+_TensorPlace = tuple[int, int, int, str]
 
 
 def gather(
@@ -50,32 +54,46 @@ def gather(
     if not buckets.paired:
         raise _nothing_paired(runs, plan, buckets)
     answers = settle_ranks([answer for result in results for answer in result.answers])
-    divergence = _with_source(first_divergence(answers), runs)
+    patterns = _patterns(results)
+    divergence = _with_pattern(_with_source(first_divergence(answers), runs), patterns)
     bases = _count(BASES, (answer.bases for answer in answers))
     return Comparison(
         schema_version=SCHEMA_VERSION,
         tool=VERSION,
         policy=plan.policy,
-        answer=(answer := _answer(divergence, answers)),
+        answer=(answer := _answer(divergence, answers, plan)),
         exit_code=_EXIT_CODES[answer],
         divergence=divergence,
         first_difference=_with_source(earliest_difference(answers), runs),
         externals=[external for answer in answers for external in answer.externals],
+        untold=[external for answer in answers for external in answer.untold],
         findings=_findings(results, runs),
         findings_total=sum(result.findings_total for result in results),
-        ranks=_rank_answers(answers, runs),
+        ranks=_rank_answers(answers, runs, patterns),
         steps=plan.steps,
         buckets=buckets,
         statuses=_count(STATUSES, (answer.statuses for answer in answers)),
         rows=sum(answer.rows for answer in answers),
         bases=bases,
-        notes=[*plan.notes, *_notes(runs, bases), *_alignment_notes(results)],
+        notes=[*plan.notes, *_notes(runs, bases), *_alignment_notes(plan, results)],
         baseline=_side(runs[0], sum(result.calls[0] for result in results)),
         candidate=_side(runs[1], sum(result.calls[1] for result in results)),
         output=None if output is None else str(output),
         elapsed_s=round(time.monotonic() - started, 3),
         proving=_sum_proving(results),
+        regions=sorted((region for answer in answers for region in answer.regions), key=lambda one: not one.begins)[
+            :MAX_FINDINGS
+        ],
+        regions_total=sum(len(answer.regions) for answer in answers),
+        endings=plan.endings,
+        differing=differences(*(_about(run) for run in runs)),
     )
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """Return what is known of the program."""
+    versions = {"torch": run.manifest.torch, "python": run.manifest.python}
+    return {**{name: version for name, version in versions.items() if version}, **run.manifest.provenance}
 
 
 def _sum_proving(results: Sequence[RankResult]) -> Proving:
@@ -85,11 +103,15 @@ def _sum_proving(results: Sequence[RankResult]) -> Proving:
     return total
 
 
-def _answer(divergence: Divergence | None, answers: Sequence[StepAnswer]) -> Answer:
-    """Return the answer. If no result has a verdict, it is unknown."""
+def _answer(divergence: Divergence | None, answers: Sequence[StepAnswer], plan: Plan | None = None) -> Answer:
+    """Return the answer. If no result has a verdict, it is unknown; `plan` knows whether one run ends before the other."""
     if divergence is not None:
         return "diverged"
-    return "agrees" if any(step.judged for step in answers) else "unmeasured"
+    if not any(step.judged for step in answers):
+        return "unmeasured"
+    if any(step.untold for step in answers):
+        return "unclear"
+    return "unfinished" if plan is not None and plan.endings else "agrees"
 
 
 def _with_source(found: Candidate | None, runs: tuple[Run, Run]) -> Divergence | None:
@@ -135,7 +157,27 @@ def _findings(results: Sequence[RankResult], runs: tuple[Run, Run]) -> list[Find
     return findings
 
 
-def _rank_answers(answers: Sequence[StepAnswer], runs: tuple[Run, Run]) -> list[RankAnswer]:
+def _patterns(results: Sequence[RankResult]) -> Mapping[_TensorPlace, Pattern]:
+    """Return the patterns that were found, by step, rank, line of the call, and slot."""
+    return {
+        (each.step, each.rank, each.index, tensor.slot): tensor.pattern
+        for result in results
+        for each in result.evidence
+        for tensor in each.tensors
+        if tensor.pattern is not None
+    }
+
+
+def _with_pattern(divergence: Divergence | None, patterns: Mapping[_TensorPlace, Pattern]) -> Divergence | None:
+    if divergence is None or divergence.row is None:
+        return divergence
+    place = (divergence.step, divergence.rank, divergence.index, divergence.row.slot)
+    return msgspec.structs.replace(divergence, pattern=patterns.get(place))
+
+
+def _rank_answers(
+    answers: Sequence[StepAnswer], runs: tuple[Run, Run], patterns: Mapping[_TensorPlace, Pattern]
+) -> list[RankAnswer]:
     """Return the answer of each rank, in the order of `answers`."""
     by_rank: dict[int, list[StepAnswer]] = {}
     for answer in answers:
@@ -143,7 +185,7 @@ def _rank_answers(answers: Sequence[StepAnswer], runs: tuple[Run, Run]) -> list[
     return [
         RankAnswer(
             rank=rank,
-            answer=_answer(divergence := _with_source(first_divergence(own), runs), own),
+            answer=_answer(divergence := _with_pattern(_with_source(first_divergence(own), runs), patterns), own),
             divergence=divergence,
             statuses=_count(STATUSES, (answer.statuses for answer in own)),
         )
@@ -161,18 +203,27 @@ def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:
     if not bases["values"] and not bases["digest"] and not bases["statistics"]:
         notes.append("structure only: not one pair of tensors could be measured")
     for name, run in zip(("baseline", "candidate"), runs, strict=True):
-        if not run.closed:
-            notes.append(f"the {name} was never closed: it may end in the middle of a step")
-    differing = differences(*(run.manifest.provenance for run in runs))
-    if differing:
-        more = f"; and {len(differing) - MAX_SOURCES:,} more" if len(differing) > MAX_SOURCES else ""
-        notes.append(f"the runs themselves differ (baseline / candidate): {'; '.join(differing[:MAX_SOURCES])}{more}")
+        if run.manifest.lacks:
+            notes.append(f"the {name}: {run.manifest.lacks}")
+        if ended := describe_end(run):
+            notes.append(f"the {name} did not finish: {ended}")
     return notes
 
 
-def _alignment_notes(results: Sequence[RankResult]) -> list[str]:
-    unused = [set(result.unused_map or ()) for result in results]
-    notes = [f"the map names {name}, which no run has" for name in sorted(set.intersection(*unused))[:MAX_SOURCES]]
+def _alignment_notes(plan: Plan, results: Sequence[RankResult]) -> list[str]:
+    """Return which of the user's hints were of no use, and whether calls were aligned coarsely."""
+    notes = []
+    for what, unused in (
+        ("this line of the map pairs no calls", [result.unused_map or () for result in results]),
+        ("this rule of the policy applies to no tensor", [result.unused_rules for result in results]),
+    ):
+        lines = [line for line in unused[0] if all(line in other for other in unused[1:])]
+        notes += [f"{what}: {line}" for line in lines[:MAX_SOURCES]]
+        if len(lines) > MAX_SOURCES:
+            notes.append(f"{what}: {len(lines) - MAX_SOURCES:,} more like this")
+    prefix = plan.tasks[0].strip_prefix
+    if prefix and not any(result.stripped for result in results):
+        notes.append(f"no module path begins with the prefix to strip, {prefix!r}")
     if any(result.coarse for result in results):
         notes.append("the runs differ in so many calls that their order was aligned coarsely: some pairs may be missed")
     return notes
@@ -208,7 +259,7 @@ def _sum_buckets(plan: Plan, results: Sequence[RankResult]) -> Buckets:
 
 def _nothing_paired(runs: tuple[Run, Run], plan: Plan, buckets: Buckets) -> NothingPaired:
     damaged = sum(buckets.skipped.get(reason.value, 0) for reason in Skipped if reason.is_damage)
-    total = buckets.only_baseline + buckets.only_candidate + damaged
+    total = buckets.only_baseline + buckets.only_candidate + buckets.in_regions + damaged
     message = f"0 of {total:,} calls have a partner."
     if total > damaged or not damaged:
         task = plan.tasks[0]
@@ -222,7 +273,7 @@ def _nothing_paired(runs: tuple[Run, Run], plan: Plan, buckets: Buckets) -> Noth
     return NothingPaired(message)
 
 
-def _count(names: Sequence[str], parts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _count(names: Sequence[str], parts: Iterable[Mapping[Any, int]]) -> dict[str, int]:
     total = dict.fromkeys(names, 0)
     for part in parts:
         for name, count in part.items():

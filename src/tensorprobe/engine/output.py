@@ -1,4 +1,4 @@
-"""The output folder of a comparison: the table, `summary.json`, `advisor.txt`.
+"""The output folder of a comparison: the table, `summary.json`, `advisor.txt`, `replay.py`, `evidence.json`, the page (`report.html`).
 
 Files are made in a hidden folder and moved into place when all are complete, `summary.json` last. If
 the comparison fails, it leaves nothing behind, and the files of an earlier one stay. Files that are not ours
@@ -23,10 +23,16 @@ from tensorprobe.engine.tasks import as_refusal
 from tensorprobe.errors import FileRefused, SettingsError
 from tensorprobe.files import read_file
 from tensorprobe.model.comparison import Comparison
+from tensorprobe.model.diff import CallEvidence
 from tensorprobe.report.advisor import render_advice
+from tensorprobe.report.page.comparison import comparison_page
+from tensorprobe.report.page.html import to_html
 from tensorprobe.report.table import TableWriter, read_table
 from tensorprobe.standard_json import decode, encode
 
+EVIDENCE_FILE, PAGE_FILE = "evidence.json", "report.html"
+REPLAY_FILES = ("replay.py", "replay.safetensors")
+"""The script that runs the diverging call alone, and its tensors."""
 _TABLES = ("result.parquet", "result.csv", "result.xlsx")
 
 
@@ -110,7 +116,13 @@ class Output:
 
 
 def write_result(
-    summary: Comparison, output: Output, parts: Sequence[Path], *, table: TableForm, workbook: bool
+    summary: Comparison,
+    output: Output,
+    parts: Sequence[Path],
+    *,
+    evidence: Sequence[CallEvidence],
+    table: TableForm,
+    workbook: bool,
 ) -> Result:
     """Make every file from the answer and the rows of the ranks, publish them, and return the result."""
     name = f"result.{table}"
@@ -132,10 +144,29 @@ def write_result(
             notices.append(f"result.xlsx holds {written:,} rows; {left_out:,} more are in the table beside it.")
     write_text(output.stage / "advisor.txt", render_advice(summary, line=_line_of(summary, path)))
     write_text(output.stage / "summary.json", encode(summary, indent=2) + "\n")
-    stale = _stale_tables(output, names)
-    output.publish([*names, "advisor.txt", "summary.json"])
+    write_text(output.stage / EVIDENCE_FILE, encode(evidence) + "\n")
+    write_text(output.stage / PAGE_FILE, to_html(comparison_page(summary, lambda: read_table(path), evidence)))
+    names += [each for each in REPLAY_FILES if (output.stage / each).exists()]
+    stale = _stale_files(output, names)
+    output.publish([*names, EVIDENCE_FILE, PAGE_FILE, "advisor.txt", "summary.json"])
     output.remove(stale)
-    return Result(summary, output.rows_of(name, summary.rows), notices=notices, table=name)
+    return Result(summary, output.rows_of(name, summary.rows), evidence=evidence, notices=notices, table=name)
+
+
+def read_result(folder: str | os.PathLike[str]) -> Result:
+    """Return the result in an output folder. SettingsError if it holds none, or one that is damaged."""
+    place = Path(folder)
+    names = [name for name in _TABLES[:2] if (place / name).is_file()]
+    try:
+        summary = decode(read_file(place / "summary.json"), Comparison, what="a comparison")
+        held = read_file(place / EVIDENCE_FILE) if (place / EVIDENCE_FILE).is_file() else b"[]"
+        evidence = decode(held, list[CallEvidence], what="the evidence of a comparison")
+    except OSError as error:
+        raise SettingsError(f"'{place}' holds no result that can be read: {error.strerror}.") from error
+    if not names:
+        raise SettingsError(f"'{place}' holds no table: {' or '.join(_TABLES[:2])}.")
+    rows = Rows(place / names[0], summary.rows)
+    return Result(summary, rows, evidence=evidence, table=names[0])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -143,10 +174,10 @@ def write_text(path: Path, text: str) -> None:
     path.write_bytes(text.encode("utf-8"))
 
 
-def _stale_tables(output: Output, fresh: Sequence[str]) -> list[str]:
-    """Return tables of an earlier comparison to remove. Without its summary they may not be ours."""
+def _stale_files(output: Output, fresh: Sequence[str]) -> list[str]:
+    """Return files of an earlier comparison to remove. Without its summary they may not be ours."""
     names = output.names()
-    old = [name for name in _TABLES if name in names and name not in fresh]
+    old = [name for name in (*_TABLES, *REPLAY_FILES) if name in names and name not in fresh]
     if not old or "summary.json" not in names:
         return []
     try:

@@ -5,20 +5,24 @@ Steps and ranks are paired by number. Those of only one run are not compared, bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from tensorprobe.engine.evidence import calls_of_each
 from tensorprobe.engine.places import Side
 from tensorprobe.engine.rank_task import RankTask
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare
 from tensorprobe.judge.policy import check_policy
+from tensorprobe.model.comparison import Ending
 from tensorprobe.model.reason import Skipped
 from tensorprobe.record import Run
-from tensorprobe.record.run import ranges
+from tensorprobe.record.endings import End, find_ends, lacks_rank
+from tensorprobe.text import ranges
 
 
 @dataclass
@@ -31,6 +35,14 @@ class Plan:
     skipped: dict[str, int] = field(default_factory=dict)
     """Reason → number of calls that are not compared."""
     notes: list[str] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    """Where a run ends before the other."""
+
+    def expected_calls(self, run: Run) -> int:
+        """Return about how many pairs of calls there are to compare; 0 where the run does not say."""
+        chosen = {(step, task.rank) for task in self.tasks for step, _ in task.steps}
+        recorded = sum(coverage.recorded for coverage in run.coverage.values())
+        return recorded * len(chosen) // max(1, len(run.segments()))
 
     def tasks_with_rows_in(self, folder: Path) -> list[RankTask]:
         """Return the tasks, each with its own file for rows in that folder."""
@@ -54,6 +66,7 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
     steps_of: dict[int, list[int]] = {}
     for step, rank in sorted(common):
         steps_of.setdefault(rank, []).append(step)
+    ends = (find_ends(runs[0]), find_ends(runs[1]))
     for rank, at in sorted(steps_of.items()):
         plan.tasks.append(
             RankTask(
@@ -64,11 +77,13 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
                 rank=rank,
                 candidate_rank=rank if runs[1].true_rank is None else runs[1].true_rank,
                 steps=[(step, step if runs[1].true_step is None else runs[1].true_step) for step in at],
+                whole=(_last_whole(ends[0].get(rank)), _last_whole(ends[1].get(rank))),
                 policy=policy,
                 map_text=map_text,
                 strip_prefix=settings.strip_prefix,
                 fuzzy=settings.fuzzy,
                 prove=settings.prove,
+                evidence=calls_of_each(len(steps_of)),
             )
         )
     for kind, other, own in (
@@ -79,7 +94,39 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
             plan.notes.append(f"{kind} {other} of the candidate is compared with {kind} {own} of the baseline")
     for name, run, mine in zip(("baseline", "candidate"), runs, segments, strict=True):
         _leave_out(plan, name, run, mine - common, common)
+    plan.endings = [*_endings(0, runs, segments, ends, steps), *_endings(1, runs, segments, ends, steps)]
     return plan
+
+
+def _last_whole(end: End | None) -> int | None:
+    """Return the step after which a run was cut. One that ended itself was not: what it lacks is a difference."""
+    return None if end is None or end.is_own else end.whole
+
+
+def _endings(
+    side: int,
+    runs: tuple[Run, Run],
+    segments: list[set[tuple[int, int]]],
+    ends: tuple[dict[int, End], dict[int, End]],
+    steps: Sequence[int] | None,
+) -> Iterator[Ending]:
+    """Yield where one run ends, if the other one, or nobody, has what follows."""
+    name: Literal["baseline", "candidate"] = "candidate" if side else "baseline"
+    for rank in sorted({rank for _, rank in segments[1 - side]}):
+        end, other = ends[side].get(rank), ends[1 - side].get(rank)
+        if end is None and lacks_rank(runs[side], rank):
+            end = End(-1, "")
+        if end is None or (other is not None and end.is_own and _ended_alike(end, other)):
+            continue
+        goes_on = any(step > end.whole for step, held in segments[1 - side] if held == rank)
+        if goes_on or (other is not None and steps is None):
+            cut = [step for step, held in segments[side] if held == rank and step > end.whole]
+            yield Ending(run=name, rank=rank, whole=end.whole, step=min(cut, default=None), raised=end.raised)
+
+
+def _ended_alike(end: End, other: End) -> bool:
+    """Return whether the same exception ended both, after the same step."""
+    return end.whole == other.whole and end.raised.partition(":")[0] == other.raised.partition(":")[0]
 
 
 def _wanted(key: tuple[int, int], steps: Sequence[int] | None, ranks: Sequence[int] | None) -> bool:

@@ -2,8 +2,8 @@
 
 In: a measured step and what was inferred of it. Out: for calls that differ, a `Proof`: each side's own error against float64,
 recomputed from its own recorded inputs. The calls that are inferred to introduce an error come first, then the others in
-execution order, up to the first proved fault. The budget is counted in calls and bytes, so the answer does not depend on
-the machine.
+execution order, up to the first proved fault, or to the first call that an error enters from outside. The budget is counted
+in calls and bytes, so the answer does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -16,27 +16,37 @@ import msgspec
 import numpy
 
 from tensorprobe.engine.settings import Prove
-from tensorprobe.errors import RunDamaged, TensorprobeError
+from tensorprobe.engine.tracing import CallFinder, Finders
+from tensorprobe.errors import TensorprobeError
 from tensorprobe.judge.policy import POLICIES, Policy
-from tensorprobe.model import DTYPES, Call
-from tensorprobe.model.comparison import STATUSES, Proof, Proving
-from tensorprobe.model.measured import VALUES, Measured, Opinions
+from tensorprobe.model import DTYPES
+from tensorprobe.model.call import forward_name
+from tensorprobe.model.comparison import STATUSES, Divergence, Proof, Proving
+from tensorprobe.model.measured import STATISTICS, VALUES, Measured, Opinions
 from tensorprobe.model.precheck import Checked
 from tensorprobe.ops import is_collective
-from tensorprobe.pairing.measure import SegmentPair
 from tensorprobe.record import Run
-from tensorprobe.record.run import Entry
-from tensorprobe.replay.isolation import RunPlace, SideRows, SideTask, default_replay_bytes, replay_job, too_large
-from tensorprobe.work.pool import Death, StartFailed, run_in_processes
+from tensorprobe.replay.isolation import (
+    ProofStart,
+    Replayed,
+    SideRows,
+    SideTask,
+    default_replay_bytes,
+    replay_job,
+    too_large,
+)
+from tensorprobe.work.pool import Death, StartFailed, pack, run_in_processes
 
 AUTO_CALLS, AUTO_BYTES = 2000, 2 << 30
 """What `auto` replays of one rank at most: pairs of calls, and bytes of their tensors."""
+AUTO_REPLAY_BYTES = 4 << 30
+"""The memory that one replay may need in `auto`, whatever the machine has."""
 _FIRST = 16
 """How many calls that are inferred to introduce an error come first."""
 _MOST_JOBS = 4
 _BEYOND = "beyond the budget"
 _INTRODUCED = STATUSES.index("introduced")
-_TARGET = "tensorprobe.replay.proof:serve_proofs"
+_TARGET, _SCRIPTS = "tensorprobe.replay.proof:serve_proofs", "tensorprobe.replay.proof:serve_scripts"
 
 
 class _Unit(NamedTuple):
@@ -64,21 +74,30 @@ class Prover:
         self._runs, self._jobs = runs, max(1, min(jobs, _MOST_JOBS))
         self._on = prove != "off" and policy == POLICIES["noise-aware"]
         self._calls, self._bytes = (AUTO_CALLS, AUTO_BYTES) if prove == "auto" else (1 << 62, 1 << 62)
+        self._most_bytes = AUTO_REPLAY_BYTES if prove == "auto" else default_replay_bytes()
         self.told = Proving()
+        self.unproved: dict[int, str] = {}
+        """Why calls of the last step that differ were not replayed, by their position."""
 
-    def prove(self, measured: Measured, opinions: Opinions, place: SegmentPair) -> dict[int, Proof]:
+    def prove(self, measured: Measured, opinions: Opinions, finders: Sequence[CallFinder]) -> dict[int, Proof]:
         """Return what is proved of the calls of a step, by their position."""
-        if not self._on or not (wanted := _differing(measured)):
+        end = min((each.call for each in opinions.entering), default=len(measured.calls.name))
+        self.unproved = (
+            dict.fromkeys(_differing(measured, STATISTICS), "only statistics were recorded") if self._on else {}
+        )
+        if not self._on or not (wanted := {call for call in _differing(measured) if call <= end}):
             return {}
         reasons: dict[int, str] = {}
         proofs: dict[int, Proof] = {}
         if importlib.util.find_spec("torch") is None:
             reasons = dict.fromkeys(wanted, "torch is not installed")
         else:
-            units = list(self._units(measured, opinions, place, wanted, reasons))
+            units = list(self._units(measured, opinions, finders, wanted, reasons))
             proofs = self._run(units, reasons)
+        forwards = enumerate(measured.calls.forward)
+        self.unproved |= reasons | {at: reasons[forward] for at, forward in forwards if forward in reasons}
         first = min((call for call, proof in proofs.items() if proof.at_fault), default=len(measured.calls.name))
-        self._on = first == len(measured.calls.name)
+        self._on = first == end == len(measured.calls.name)
         # What is known beyond the first fault depends on the number of processes.
         proofs = {call: proof for call, proof in proofs.items() if call in wanted and call <= first}
         self.told.replayed += len(proofs)
@@ -92,7 +111,12 @@ class Prover:
         return proofs
 
     def _units(
-        self, measured: Measured, opinions: Opinions, place: SegmentPair, wanted: set[int], reasons: dict[int, str]
+        self,
+        measured: Measured,
+        opinions: Opinions,
+        finders: Sequence[CallFinder],
+        wanted: set[int],
+        reasons: dict[int, str],
     ) -> Iterator[_Unit]:
         """Yield what is replayed, in order, as far as the budget goes. Why the rest is not goes to `reasons`, by position."""
         calls = measured.calls
@@ -106,13 +130,14 @@ class Prover:
             for at in positions
             if _INTRODUCED in (opinions.status[each] for each in (at, backwards.get(at)) if each is not None)
         ]
-        sides = (
-            _SideIndex(self._runs[0], place.step, place.rank, calls.name),
-            _SideIndex(self._runs[1], place.candidate_step, place.candidate_rank, calls.candidate),
-        )
+        sides = list(zip(finders, (calls.name, calls.candidate), strict=True))
         for at in dict.fromkeys([*blamed[:_FIRST], *positions]):
             try:
-                found = [side.find(at, backwards.get(at), calls.repeat[at]) for side in sides]
+                back = backwards.get(at)
+                found = [
+                    _task(finder, names[at], None if back is None else names[back], calls.repeat[at], self._most_bytes)
+                    for finder, names in sides
+                ]
             except _NotProvable as reason:
                 reasons[positions[at]] = str(reason)
                 continue
@@ -148,9 +173,9 @@ class Prover:
             pending.discard(position)
             reasons[position] = f"the process of its replay {death.how}"
 
-        start = msgspec.msgpack.encode([RunPlace.of(run) for run in self._runs])
+        start = pack(ProofStart.of(self._runs))
         try:
-            parcels = [msgspec.msgpack.encode(unit.sides) for unit in units]
+            parcels = [pack(unit.sides) for unit in units]
             run_in_processes(replay_job(_TARGET, start), parcels, jobs=self._jobs, take=take, died=died)
         except _Enough:
             pass
@@ -160,45 +185,67 @@ class Prover:
         return proofs
 
 
-class _SideIndex:
-    """The calls of one step and rank of one run, found by name."""
+def replay_divergence(finders: Finders, divergence: Divergence) -> tuple[Proof | None, Replayed]:
+    """Return what a replay says of a diverging call, and the script of the side that is wrong."""
+    names = (divergence.call, divergence.candidate_call)
+    backward = divergence.direction == "backward"
+    held = finders[0].run.segment(divergence.step, divergence.rank).index().entries
+    repeat = next((entry.repeat for entry in held if (entry.line, entry.name) == (divergence.index, names[0])), 0)
+    replies: list[Replayed] = []
 
-    def __init__(self, run: Run, step: int, rank: int, names: Sequence[str]) -> None:
-        self._step, self._rank, self._names = step, rank, names
-        self._segment = run.segment(step, rank)
-        self._entries: dict[tuple[str, int], Entry] = {}
-        for entry in self._segment.index().entries:
-            self._entries.setdefault((entry.name, entry.repeat), entry)
-        self._most_bytes = default_replay_bytes()
+    def died(death: Death) -> None:
+        replies.append(Replayed(reason=f"the process of its replay {death.how}"))
 
-    def find(self, call: int, backward: int | None, repeat: int) -> tuple[SideTask, int]:
-        """Return where the call stands, and the bytes of its tensors; _NotProvable where that is known without a replay."""
-        name = self._names[call]
-        entry = self._entries.get((name, repeat))
-        if entry is None:
-            raise _NotProvable("its line in the run was not found")
-        try:
-            found: Call = self._segment.call_at(entry)
-        except RunDamaged:
-            raise _NotProvable("its line in the run is damaged") from None
-        if found.args is None and found.kwargs is None:
-            raise _NotProvable("its arguments were not recorded, only its tensors")
-        if is_collective(name):
-            raise _NotProvable("it is a collective")
-        if not all(slot.has_data or slot.skipped is not None for slot in found.slots):
-            raise _NotProvable("not all of its values were recorded")
-        if reason := too_large(found, self._most_bytes):
-            raise _NotProvable(reason)
-        back = None if backward is None else self._entries.get((self._names[backward], repeat))
-        size = sum(slot.count * DTYPES[slot.dtype].itemsize for slot in found.slots if slot.dtype in DTYPES)
-        return SideTask(self._step, self._rank, entry, back), size
+    try:
+        tasks = [
+            _task(
+                finder,
+                forward_name(name) if backward else name,
+                name if backward else None,
+                repeat,
+                AUTO_REPLAY_BYTES,
+            )[0]
+            for finder, name in zip(finders, names, strict=True)
+        ]
+        job = replay_job(_SCRIPTS, pack(ProofStart.of(finder.run for finder in finders)))
+        run_in_processes(
+            job,
+            [pack(tasks)],
+            jobs=1,
+            take=lambda _, content: replies.append(msgspec.msgpack.decode(content, type=Replayed)),
+            died=died,
+        )
+    except (_NotProvable, StartFailed, TensorprobeError, OSError) as failed:
+        return None, Replayed(reason=str(failed).splitlines()[0])
+    rows = [[row for row in side.rows if row.direction == divergence.direction] for side in replies[0].sides]
+    return _proof(*rows) if rows else None, replies[0]
 
 
-def _differing(measured: Measured) -> set[int]:
+def _task(finder: CallFinder, name: str, backward: str | None, repeat: int, most_bytes: int) -> tuple[SideTask, int]:
+    """Return where a call stands, and the bytes of its tensors; _NotProvable where that is known without a replay."""
+    entry, found = finder.entry(name, repeat), finder.find(name, repeat)
+    if entry is None or found is None:
+        raise _NotProvable("its line in the run was not found" if entry is None else "its line in the run is damaged")
+    call = found.model
+    if call.args is None and call.kwargs is None:
+        raise _NotProvable("its arguments were not recorded, only its tensors")
+    if is_collective(name):
+        raise _NotProvable("it is a collective")
+    if not all(slot.has_data or slot.skipped is not None for slot in call.slots):
+        raise _NotProvable("not all of its values were recorded")
+    if reason := too_large(call, most_bytes):
+        raise _NotProvable(reason)
+    size = sum(slot.count * DTYPES[slot.dtype].itemsize for slot in call.slots if slot.dtype in DTYPES)
+    back = None if backward is None else finder.entry(backward, repeat)
+    return SideTask(finder.step, finder.rank, entry, back), size
+
+
+def _differing(measured: Measured, basis: int = VALUES) -> set[int]:
     """Return the calls of an op that made different values: all others need no proof."""
     rows, calls = measured.rows, measured.calls
-    differs = rows.made & (rows.basis == VALUES) & ~rows.figures["bit_identical"].astype(bool)
-    return {call for call in numpy.unique(rows.call[differs]).tolist() if calls.level[call].is_op}
+    differs = rows.made & (rows.basis == basis) & ~rows.figures["bit_identical"].astype(bool)
+    found = set(numpy.unique(rows.call[differs]).tolist()).difference(measured.region_positions)
+    return {call for call in found if calls.level[call].is_op}
 
 
 def _proof(baseline: Sequence[Checked], candidate: Sequence[Checked]) -> Proof | None:

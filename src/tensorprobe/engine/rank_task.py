@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tensorprobe.engine.columns import batches_of
+from tensorprobe.engine.evidence import evidence_of
 from tensorprobe.engine.proof import Prover
 from tensorprobe.engine.settings import Prove
+from tensorprobe.engine.tracing import Finders, finders_of, measure_updates
+from tensorprobe.files import demand_uncut
 from tensorprobe.judge import Policy
 from tensorprobe.judge.divergence import StepAnswer, conclude_step
-from tensorprobe.judge.walk import RankJudge
+from tensorprobe.judge.walk import Known, RankJudge
 from tensorprobe.model.comparison import Buckets, Finding, Proving
+from tensorprobe.model.diff import CallEvidence
+from tensorprobe.ops.names import without_prefix
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import parse_mapping
 from tensorprobe.pairing.measure import MAX_FINDINGS, SegmentPair, measure_segment
@@ -42,12 +47,16 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     candidate_rank: int
     steps: list[tuple[int, int]]
+    whole: tuple[int | None, int | None] = (None, None)
+    """The last whole step of a run that was ended from outside: it has only a part of the next one. None for the others."""
     policy: Policy
     map_text: str | None = None
     strip_prefix: str | None = None
     fuzzy: bool = False
     threads: int = 1
     prove: Prove = "off"
+    evidence: int = 0
+    """How many calls evidence is kept of."""
     rows_file: str | None = None
     """The Parquet file for the rows."""
 
@@ -64,9 +73,14 @@ class RankResult(msgspec.Struct, kw_only=True):
     """The number of calls read from each run."""
     unused_map: list[str] | None = None
     """Names in the map that no step has."""
+    unused_rules: list[str] = []
+    """Rules of the policy that decided on no row."""
+    stripped: bool = False
+    """Whether a module path begins with the prefix to strip."""
     coarse: bool = False
     """Whether a step was aligned approximately, so that pairs may be missing."""
     proving: Proving = msgspec.field(default_factory=Proving)
+    evidence: list[CallEvidence] = []
 
 
 def compare_rank(
@@ -96,27 +110,37 @@ def _compare_steps(
     judge = RankJudge(task.policy)
     prover = Prover(runs, task.policy, task.prove, task.threads)
     result.proving = prover.told
+    now: Finders | None = None
     mapping = None if task.map_text is None else parse_mapping(task.map_text, source="the map")
     options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
     for step, candidate_step in task.steps:
-        place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank)
+        cut = tuple(whole is not None and step > whole for whole in task.whole)
+        place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank, cut)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
+        before, now = now, finders_of(runs, place)
+        demand_uncut()
         opinion = judge.judge(measured)
-        if proofs := prover.prove(measured, opinion, place):
-            opinion = judge.judge_again(measured, proofs)
+        known = Known(prover.prove(measured, opinion, now), measure_updates(measured, opinion, before, now))
+        if any(known):
+            opinion = judge.judge_again(measured, known)
             prover.told.withdrawn += len(opinion.withdrawn)
-        result.answers.append(conclude_step(measured, opinion))
+        opinion.unproved = prover.unproved
+        answer = conclude_step(measured, opinion)
+        result.answers.append(answer)
+        if room := task.evidence - len(result.evidence):
+            result.evidence += evidence_of(runs, now, measured, opinion, answer, most=room)
         result.buckets.add(measured.buckets)
         unused = set(measured.unused_map)
         held = measured.unused_map if result.unused_map is None else result.unused_map
         result.unused_map = [name for name in held if name in unused]
         result.coarse |= measured.coarse
+        paths = {*measured.calls.module, *measured.calls.candidate_module} if task.strip_prefix else ()
+        result.stripped |= any(without_prefix(path, task.strip_prefix) != path for path in paths)
         ours, theirs = result.calls
-        ours += measured.buckets.paired + measured.buckets.only_baseline
-        theirs += measured.buckets.paired + measured.buckets.only_candidate
-        result.calls = (ours, theirs)
-        result.findings_total += len(measured.findings) + measured.findings_left_out
-        result.findings += measured.findings[: max(0, MAX_FINDINGS - len(result.findings))]
+        result.calls = (ours + measured.read[0], theirs + measured.read[1])
+        result.findings_total += len(answer.findings) + measured.findings_left_out
+        result.findings += answer.findings[: max(0, MAX_FINDINGS - len(result.findings))]
         if write is not None:
             for batch in batches_of(measured, opinion):
                 write(batch)
+    result.unused_rules = judge.unused_rules

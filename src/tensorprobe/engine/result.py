@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+import msgspec
+
 from tensorprobe.model.comparison import Comparison, Divergence, Finding, Row
+from tensorprobe.model.diff import CallDiff, CallEvidence
 from tensorprobe.report.forms import Answer
 from tensorprobe.report.table import read_table
 
@@ -31,8 +34,13 @@ class Rows(Sequence[Row]):
         elif self._count:
             raise LookupError("the rows of this comparison were not kept: pass out= or keep_rows=True")
 
+    @property
+    def path(self) -> Path | None:
+        """The file of the rows, if they are on disk."""
+        return self._held if isinstance(self._held, Path) else None
+
     def table(self) -> pa.Table:
-        """Return all rows as one Arrow table; `.to_pandas()` converts it."""
+        """Return all rows as one Arrow table; `.to_pandas()` converts it, if pandas is installed."""
         import pyarrow as pa
 
         from tensorprobe.report.table import arrow_schema
@@ -82,21 +90,47 @@ class Rows(Sequence[Row]):
         return f"<{self._count:,} rows>"
 
 
+class FoundDivergence(Divergence, frozen=True, dict=True):
+    """A divergence of a comparison whose runs are known."""
+
+    def diff(self, slot: str | None = None) -> CallDiff:
+        """Return the tensors of this call side by side, as `tensorprobe diff` does. NotFound if it has no partner."""
+        from tensorprobe.engine.call_diff import diff_pair
+
+        baseline, candidate = self.__dict__["_runs"]
+        return diff_pair(baseline, candidate, self, slot=slot)
+
+
 class Result(Answer):
     """The result of `tensorprobe.compare`. `print(result)` shows what the command prints."""
 
     summary: Comparison
 
-    def __init__(self, summary: Comparison, rows: Rows, *, notices: Sequence[str] = (), table: str = "") -> None:
+    def __init__(
+        self,
+        summary: Comparison,
+        rows: Rows,
+        *,
+        evidence: Sequence[CallEvidence] = (),
+        notices: Sequence[str] = (),
+        table: str = "",
+    ) -> None:
+        if summary.divergence is not None:
+            found = FoundDivergence(**msgspec.structs.asdict(summary.divergence))
+            found.__dict__["_runs"] = (summary.baseline.path, summary.candidate.path)
+            summary = msgspec.structs.replace(summary, divergence=found)
         super().__init__(summary, table=table)
         self.rows = rows
+        self.evidence = list(evidence)
+        """What was kept of the calls where the runs part, for the page."""
         self.notices = list(notices)
         """Notes on the written files that are not in them."""
 
     @property
-    def divergence(self) -> Divergence | None:
-        """The first divergence; None if the runs agree."""
-        return self.summary.divergence
+    def divergence(self) -> FoundDivergence | None:
+        """The first divergence; None if the runs agree. Its `diff()` shows its tensors side by side."""
+        found = self.summary.divergence
+        return found if isinstance(found, FoundDivergence) else None
 
     @property
     def findings(self) -> list[Finding]:

@@ -8,10 +8,12 @@ the command that mends it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from tensorprobe.engine.output import Output
 from tensorprobe.engine.places import Side
@@ -19,14 +21,17 @@ from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult, RankTask
 from tensorprobe.engine.settings import CompareSettings, Prove, TableForm
 from tensorprobe.errors import CannotCompare
-from tensorprobe.files import read_file
+from tensorprobe.files import demand_file, read_file
 from tensorprobe.judge import Policy
-from tensorprobe.record.run import ranges
+from tensorprobe.model.comparison import Ending
+from tensorprobe.standard_json import encode
+from tensorprobe.text import ranges
 from tensorprobe.version import VERSION
 
 FORMAT = "tensorprobe-shard"
 MOST_SHARDS = 100_000
 _MOST_SHOWN = 300
+_BLOCK = 1 << 20
 SHARD_FILE = re.compile(r"shard-([1-9][0-9]{0,8})-of-([1-9][0-9]{0,8})\.json")
 
 
@@ -55,6 +60,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     skipped: dict[str, int]
     notes: list[str]
+    endings: list[Ending] = []
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +72,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     of: int
     question: Question
     results: list[RankResult]
+    rows: dict[str, str]
+    """File with the rows of a rank → its digest."""
     elapsed_s: float
 
 
@@ -87,7 +95,21 @@ def question_of(sides: tuple[Side, Side], plan: Plan, settings: CompareSettings)
         steps=plan.steps,
         skipped=plan.skipped,
         notes=plan.notes,
+        endings=plan.endings,
     )
+
+
+_SEAL = b'{"digest": "%032b", '
+
+
+def pack_shard(shard: Shard) -> bytes:
+    """Return the content of the file, with a digest of everything in it: a changed figure would pass for a result."""
+    return sealed(encode(shard).encode() + b"\n")
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a JSON object with the digest of its text as its first key."""
+    return _SEAL % xxhash.xxh3_128_hexdigest(content).encode() + content[1:]
 
 
 def plan_of(question: Question) -> Plan:
@@ -113,6 +135,7 @@ def plan_of(question: Question) -> Plan:
         steps=question.steps,
         skipped=question.skipped,
         notes=question.notes,
+        endings=question.endings,
     )
 
 
@@ -159,14 +182,17 @@ def read_shards(output: Output) -> list[Shard]:
 
 def _read_shard(path: Path, expected: tuple[int, int]) -> Shard:
     again = f"Run it again with --shard {expected[0]}/{expected[1]}."
+    raw = read_file(path)
     try:
-        shard = msgspec.convert(msgspec.json.decode(read_file(path)), Shard, strict=False)  # not strict: "NaN"
+        shard = msgspec.convert(msgspec.json.decode(raw), Shard, strict=False)  # not strict: "NaN"
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CannotCompare(f"'{path.name}' cannot be read as a shard: {error}.\n  {again}") from None
     if shard.format != FORMAT or (shard.number, shard.of) != expected:
         raise CannotCompare(f"'{path.name}' is not what its name says.\n  {again}")
     if shard.tool != VERSION:
         raise CannotCompare(f"'{path.name}' was made by tensorprobe {shard.tool}, this is {VERSION}.\n  {again}")
+    if raw != sealed(b"{" + raw[len(_SEAL % b"") :]):
+        raise CannotCompare(f"'{path.name}' is damaged: its digest does not match.\n  {again}")
     return shard
 
 
@@ -191,8 +217,8 @@ def _shortly(value: Any) -> str:
     return text if len(text) < _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
 
 
-def read_parts(output: Output, names: dict[int, str], results: dict[int, RankResult]) -> list[Path]:
-    """Return the files with the rows, in the order of the ranks. Each must hold as many rows as its shard says."""
+def read_parts(output: Output, names: dict[int, str], shards: Sequence[Shard]) -> list[Path]:
+    """Return the files with the rows, in the order of the ranks. Each must hold what its shard wrote."""
     held = set(output.names())
     for name in names.values():
         if name not in held:
@@ -201,12 +227,25 @@ def read_parts(output: Output, names: dict[int, str], results: dict[int, RankRes
     import pyarrow.parquet as parquet
 
     paths = output.held(list(names.values()))
+    digests = {name: digest for shard in shards for name, digest in shard.rows.items()}
+    rows = {result.rank: sum(answer.rows for answer in result.answers) for shard in shards for result in shard.results}
     for path, rank in zip(paths, names, strict=True):
-        wanted = sum(answer.rows for answer in results[rank].answers)
         try:
             found = parquet.read_metadata(path).num_rows
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CannotCompare(f"'{path.name}' is damaged: {error}. Run its shard again.") from None
-        if found != wanted:
-            raise CannotCompare(f"'{path.name}' holds {found:,} rows, not {wanted:,}. Run its shard again.")
+        if found != rows[rank]:
+            raise CannotCompare(f"'{path.name}' holds {found:,} rows, not {rows[rank]:,}. Run its shard again.")
+        if digest_of(path) != digests.get(path.name):
+            raise CannotCompare(f"'{path.name}' is damaged: its digest does not match. Run its shard again.")
     return paths
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a file with rows."""
+    demand_file(path)
+    with path.open("rb") as file:
+        digest = xxhash.xxh3_128()
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.engine.comparison import conclude
-from tensorprobe.engine.output import Output, write_result, write_text
+from tensorprobe.engine.comparison import add_replay, conclude, evidence_kept
+from tensorprobe.engine.output import Output, write_result
 from tensorprobe.engine.places import Place, Side, open_sides
 from tensorprobe.engine.plan import plan_tasks
 from tensorprobe.engine.rank_task import Progress
@@ -30,6 +30,8 @@ from tensorprobe.engine.shard_files import (
     SHARD_FILE,
     Question,
     Shard,
+    digest_of,
+    pack_shard,
     plan_of,
     question_of,
     read_parts,
@@ -38,8 +40,7 @@ from tensorprobe.engine.shard_files import (
 )
 from tensorprobe.engine.tasks import run_tasks
 from tensorprobe.errors import CannotCompare, SettingsError
-from tensorprobe.record.run import ranges
-from tensorprobe.standard_json import encode
+from tensorprobe.text import ranges
 from tensorprobe.version import VERSION
 
 _SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
@@ -96,10 +97,10 @@ def compare_shard(
             of=of,
             question=question_of(sides, plan, checked),
             results=results,
+            rows={Path(task.rows_file).name: digest_of(Path(task.rows_file)) for task in tasks if task.rows_file},
             elapsed_s=round(time.monotonic() - started, 3),
         )
-        text = encode(held)
-        write_text(output.stage / name, text + "\n")
+        (output.stage / name).write_bytes(pack_shard(held))
         # Remove the description first and write it last, so that it never stands beside rows of another comparison.
         output.remove(entry for entry in output.names() if entry == name)
         output.publish([*(Path(task.rows_file).name for task in tasks if task.rows_file), name])
@@ -129,14 +130,18 @@ def merge_shards(folder: str | os.PathLike[str]) -> Result:
         if lacking:
             raise CannotCompare(f"no shard in '{output.said}' holds rank {ranges(lacking)}. Run all shards again.")
         names = {task.rank: rows_name(at % of + 1, of, task.rank) for at, task in enumerate(plan.tasks)}
-        parts = read_parts(output, names, results)
+        parts = read_parts(output, names, shards)
         needed = CompareSettings(steps=plan.steps, ranks=[task.rank for task in plan.tasks])
         with open_sides(question.baseline.address, question.candidate.address, needed) as found:
             sides = _demand_same_runs(found, question)
             begun = started - max(shard.elapsed_s for shard in shards)
             ordered = [results[task.rank] for task in plan.tasks]
             summary = conclude(sides, plan, ordered, output=output.said, started=begun)
-            result = write_result(summary, output, parts, table=question.table, workbook=question.workbook)
+            summary = add_replay(summary, sides, plan, output.stage)
+            evidence = evidence_kept(summary, ordered)
+            result = write_result(
+                summary, output, parts, evidence=evidence, table=question.table, workbook=question.workbook
+            )
         ours = re.compile(rf"shard-[0-9]+-of-{of}(-rank[0-9]+\.parquet|\.json)")
         output.remove([name for name in output.names() if ours.fullmatch(name)])
         return result

@@ -6,6 +6,7 @@ A task and its result travel as MessagePack, its rows as an Arrow stream inside 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from tensorprobe.engine.rank_task import Progress, RankResult, RankTask, compare
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.errors import CannotCompare, TensorprobeError
 from tensorprobe.report.table import TableWriter
-from tensorprobe.work.pool import Answer, Death, Job, Reply, StartFailed, run_in_processes
+from tensorprobe.work.pool import Answer, Death, Job, Reply, StartFailed, pack, run_in_processes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,6 +154,8 @@ class _Collected:
 
 class _Parcel(msgspec.Struct, frozen=True):
     task: RankTask
+    places: dict[str, bytes]
+    """The fields of the task that are paths, which need not be Unicode."""
     rows: bool
     """Whether the reply contains the rows."""
 
@@ -162,8 +165,12 @@ class _Outcome(msgspec.Struct, frozen=True):
     rows: bytes
 
 
+_PLACES = ("baseline", "candidate", "baseline_data", "candidate_data", "rows_file")
+
+
 def _pack(task: RankTask, *, rows: bool) -> bytes:
-    return msgspec.msgpack.encode(_Parcel(task, rows))
+    places = {name: os.fsencode(place) for name in _PLACES if (place := getattr(task, name)) is not None}
+    return pack(_Parcel(task, places, rows))
 
 
 @contextmanager
@@ -173,9 +180,11 @@ def answer_tasks(start: bytes, progress: Progress) -> Iterator[Answer]:
 
     def answer(parcel: bytes) -> Reply:
         wanted = msgspec.msgpack.decode(parcel, type=_Parcel)
+        places: dict[str, Any] = {name: os.fsdecode(place) for name, place in wanted.places.items()}
+        task = msgspec.structs.replace(wanted.task, **places)
         rows = _PackedRows() if wanted.rows else None
-        result = _run_task(wanted.task, opened, progress=progress, write=None if rows is None else rows.write)
-        return Reply(msgspec.msgpack.encode(_Outcome(result, b"" if rows is None else rows.close())))
+        result = _run_task(task, opened, progress=progress, write=None if rows is None else rows.write)
+        return Reply(pack(_Outcome(result, b"" if rows is None else rows.close())))
 
     yield answer
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HOOKS_VARIABLE = "TENSORPROBE_HOOKS"
+SIM_HOOK = "tensorprobe.inject.sim:begin"
+"""Brings the simulated device; the name is known here because `on_import` must not import that module."""
 _SITE = Path(__file__).parent / "site"
 _SOURCE = Path(__file__).parents[2]
 

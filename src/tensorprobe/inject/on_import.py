@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from tensorprobe.inject import HOOKS_VARIABLE
+from tensorprobe.inject import HOOKS_VARIABLE, SIM_HOOK
 
 
 def install() -> None:
@@ -22,9 +22,15 @@ def install() -> None:
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as usual, and runs the hooks after it is loaded."""
+    """Finds torch as usual, and runs the hooks after it is loaded. A stand-in for torch_npu loads torch first."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
+        if fullname == "torch_npu" and _brings_torch_npu():
+            import_module("torch")  # which runs the hooks, and one of them makes the module
+            made = sys.modules.get(fullname)
+            if made is not None:  # the import system takes the spec of the module itself
+                made.__spec__ = importlib.util.spec_from_loader(fullname, _Made())
+            return made and made.__spec__
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
@@ -47,10 +53,30 @@ class _ThenHooks(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
         self._loader.exec_module(module)
-        run_hooks(json.loads(os.environ.get(HOOKS_VARIABLE) or "{}").items())
+        run_hooks(_hooks().items())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+class _Made(importlib.abc.Loader):
+    """Loads a module that a hook has made."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module is whole."""
+
+
+def _hooks() -> dict[str, str]:
+    hooks: dict[str, str] = json.loads(os.environ.get(HOOKS_VARIABLE) or "{}")
+    return hooks
+
+
+def _brings_torch_npu() -> bool:
+    text = _hooks().get(SIM_HOOK)
+    return text is not None and bool(json.loads(text)["torch_npu"])
 
 
 def run_hooks(hooks: Any) -> None:

@@ -4,14 +4,17 @@ imported.
 
 from __future__ import annotations
 
+import atexit
 import json
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from tensorprobe import sim
+from tensorprobe.inject import SIM_HOOK as HOOK
 from tensorprobe.sim.faults import Fault
 
-HOOK = "tensorprobe.inject.sim:begin"
+__all__ = ["HOOK", "begin", "payload"]
 
 
 def payload(name: str, faults: Iterable[Fault], *, torch_npu: bool = False) -> str:
@@ -25,3 +28,11 @@ def begin(text: str) -> None:
     sim.enable(settings["name"], torch_npu=settings["torch_npu"])
     for fault in settings["faults"]:
         sim.install(sim.make_fault(**fault))
+    if settings["faults"]:
+        atexit.register(_tell_silent_faults)
+
+
+def _tell_silent_faults() -> None:
+    """Say which faults have changed nothing: the program does not have the call that they wait for."""
+    for reason in sim.silent():
+        sys.stderr.write(f"tensorprobe: {reason}\n")

@@ -17,17 +17,32 @@ import numpy
 
 from tensorprobe.judge.externals import external_of
 from tensorprobe.model import Level
-from tensorprobe.model.comparison import STATUSES, Divergence, External, Finding, Inputs, Row
-from tensorprobe.model.measured import BASES, DIVERGES, INPUTS, JUDGED, SIDES, UNMEASURED, VERDICTS, Measured, Opinions
+from tensorprobe.model.comparison import STATUSES, Basis, Divergence, External, Finding, Inputs, Region, Row, Status
+from tensorprobe.model.measured import (
+    BASES,
+    DIVERGES,
+    INPUTS,
+    JUDGED,
+    SIDES,
+    UNMEASURED,
+    VERDICTS,
+    Measured,
+    Opinions,
+)
 from tensorprobe.ops import is_collective
 
 MAX_EXTERNALS = 100
 
-_AGREES, _INTRODUCED, _STRUCTURAL = (STATUSES.index(name) for name in ("agrees", "introduced", "structural"))
+_AGREES, _INTRODUCED, _ENTERED, _STRUCTURAL = (
+    STATUSES.index(name) for name in ("agrees", "introduced", "entered", "structural")
+)
+_HARMLESS = (STATUSES.index("agrees"), STATUSES.index("amplified"))
 _UNPAIRED = ("only_baseline", "only_candidate")
 
 
 Place = tuple[int, int, bool, int, int]
+_STATISTICS_ROUNDING = 1e-6
+"""How far norms of equal tensors may be apart that were computed in different ways."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -53,15 +68,20 @@ class StepAnswer(msgspec.Struct, kw_only=True):
     step: int
     rank: int
     introduced: Candidate | None
+    entered: Candidate | None
     structural: Candidate | None
     diverging: Candidate | None
     difference: Candidate | None
-    statuses: dict[str, int]
-    bases: dict[str, int]
+    statuses: dict[Status, int]
+    bases: dict[Basis, int]
     rows: int
     judged: int
     """Results with a verdict."""
     externals: list[External]
+    untold: list[External]
+    regions: list[Region]
+    findings: list[Finding]
+    """Without those that a region explains."""
 
 
 @dataclass
@@ -78,7 +98,10 @@ class _Step:
 
     def candidate(self, call: int, finding: Finding | None = None) -> Candidate:
         calls, opinion = self.measured.calls, self.opinion
-        row = worst_row(self.measured, opinion, call)
+        row, entered = worst_row(self.measured, opinion, call), None
+        if opinion.status[call] == _ENTERED:
+            entering = next(each for each in opinion.entering if each.call == call)
+            row, entered = entering.row, external_of(self.measured, entering)
         divergence = Divergence(
             step=self.measured.step,
             rank=self.measured.rank,
@@ -95,6 +118,8 @@ class _Step:
             place=[] if row is None else place_in(self.measured, row),
             finding=finding,
             proof=opinion.proofs.get(call),
+            unproved=opinion.unproved.get(call, "") if opinion.status[call] == STATUSES.index("introduced") else "",
+            entered=entered,
         )
         forward = calls.forward[call]
         made = forward if forward >= 0 and calls.stack[call] is None and calls.candidate_stack[call] is None else call
@@ -106,11 +131,20 @@ class _Step:
         )
 
     def is_settled(self, finding: Finding) -> bool:
-        """Return whether a call without a partner is a part of an API call that agrees: another way to the same result.
+        """Return whether a call without a partner is part of an API call or a region that agrees: another way to a result.
 
         Versions of torch differ in what their composite functions, such as attention, are made of.
         """
+        if finding.region:
+            return finding.region not in self.begun
         return finding.parent in self._agreeing[finding.kind == "only_candidate"]
+
+    @functools.cached_property
+    def begun(self) -> dict[str, int]:
+        """The regions in which an error begins, by name → the call that stands for them."""
+        names, status = self.measured.calls.name, self.opinion.status
+        wrong = [call for call in self.measured.region_positions if status[call] in (_INTRODUCED, _STRUCTURAL)]
+        return {names[call].rsplit(".", 1)[0]: call for call in reversed(wrong)}
 
     @functools.cached_property
     def _agreeing(self) -> tuple[set[str], set[str]]:
@@ -122,6 +156,29 @@ class _Step:
         ]
         return {calls.name[call] for call in agree}, {calls.candidate[call] for call in agree}
 
+    @functools.cached_property
+    def _measured_regions(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for call in self.measured.region_positions:
+            found.setdefault(self.measured.calls.name[call].rsplit(".", 1)[0], []).append(call)
+        return found
+
+    def region(self, name: str) -> Region:
+        """Return what is known of a region."""
+        measured = self.measured
+        ours, theirs = measured.regions[name]
+        return Region(
+            name=name,
+            step=measured.step,
+            rank=measured.rank,
+            module=name.partition(".")[2].rpartition(".")[0],
+            baseline=ours,
+            candidate=theirs,
+            begins=name in self.begun,
+            agrees=all(self.opinion.status[call] in _HARMLESS for call in self._measured_regions.get(name, ())),
+            measured=name in self._measured_regions,
+        )
+
     def unpaired(self, finding: Finding) -> Candidate:
         """Return the divergence of a call without a partner, at its position in its own run."""
         calls = self.measured.calls
@@ -130,6 +187,8 @@ class _Step:
         parts = finding.call.rsplit(".", 2)
         direction = "backward" if "backward" in parts[-2:] else "forward"
         only_candidate = finding.kind == "only_candidate"
+        region = self.begun.get(finding.region)
+        row = None if region is None else worst_row(self.measured, self.opinion, region)
         divergence = Divergence(
             step=finding.step,
             rank=finding.rank,
@@ -140,48 +199,57 @@ class _Step:
             direction=direction,  # type: ignore[arg-type]
             module=finding.module,
             status="structural",
-            inputs="unknown",
-            input_error=0.0,
+            inputs="unknown" if region is None else cast(Inputs, INPUTS[self.opinion.inputs[region]]),
+            input_error=0.0 if region is None else float(self.opinion.input_error[region]),
+            row=None if row is None else make_row(self.measured, self.opinion, row),
+            place=[] if row is None else place_in(self.measured, row),
             finding=finding,
+            region=None if region is None else self.region(finding.region),
         )
         return Candidate(divergence, epoch, is_collective(finding.call))
 
 
 def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
-    """Return the first call of each kind in one step, counts, and the tensors that differ from the start."""
+    """Return the first call of each kind in one step, counts, and the tensors that differ where they enter."""
     step = _Step(measured, opinion)
     rows, calls = measured.rows, measured.calls
     status = opinion.status
     diverging = numpy.zeros(len(calls.name), dtype=bool)
     numpy.logical_or.at(diverging, rows.call, (opinion.verdict == DIVERGES) & rows.made)
-    diverging[[call for _, call in opinion.externals]] = True
-    details = {finding.index: finding for finding in reversed(measured.findings) if finding.kind not in _UNPAIRED}
+    diverging[[each.call for each in opinion.entering]] = True
+    about = {finding.index: finding for finding in reversed(measured.findings) if finding.kind not in _UNPAIRED}
 
     def first(mask: Any) -> Candidate | None:
         hits = numpy.flatnonzero(mask)
-        return step.candidate(int(hits[0]), details.get(calls.index[hits[0]])) if len(hits) else None
+        return step.candidate(int(hits[0]), about.get(calls.index[hits[0]])) if len(hits) else None
 
-    paired = first(status == _STRUCTURAL)
+    alone = numpy.ones(len(calls.name), dtype=bool)
+    alone[measured.region_positions] = False
+    paired = first((status == _STRUCTURAL) & alone)
     unpaired = min(
         (finding for finding in measured.findings if finding.kind in _UNPAIRED and not step.is_settled(finding)),
         key=lambda one: one.index,
         default=None,
     )
     structural = [one for one in (paired, step.unpaired(unpaired) if unpaired else None) if one is not None]
-    counts = numpy.bincount(status, minlength=len(STATUSES))
+    counts = numpy.bincount(status[alone], minlength=len(STATUSES))
     bases = numpy.bincount(rows.basis, minlength=len(BASES))
     return StepAnswer(
         step=measured.step,
         rank=measured.rank,
-        introduced=first(status == _INTRODUCED),
+        introduced=first((status == _INTRODUCED) & alone),
+        entered=first(status == _ENTERED),
         structural=min(structural, key=lambda one: one.divergence.index, default=None),
-        diverging=first(diverging & (status != _INTRODUCED)),
-        difference=first(_bit_differences(measured, opinion)),
+        diverging=first(diverging & (status != _INTRODUCED) & alone),
+        difference=first(_bit_differences(measured, opinion) & alone),
         statuses={name: int(count) for name, count in zip(STATUSES, counts, strict=True)},
         bases={name: int(count) for name, count in zip(BASES, bases, strict=True)},
         rows=len(rows.slot),
         judged=int((rows.made & (opinion.verdict != UNMEASURED)).sum()),
-        externals=[external_of(measured, row, call) for row, call in opinion.externals[:MAX_EXTERNALS]],
+        regions=[step.region(name) for name in measured.regions],
+        findings=[finding for finding in measured.findings if not (finding.region and step.is_settled(finding))],
+        externals=[external_of(measured, each) for each in opinion.entering[:MAX_EXTERNALS]],
+        untold=[external_of(measured, each) for each in opinion.untold[:MAX_EXTERNALS]],
     )
 
 
@@ -190,6 +258,12 @@ def _bit_differences(measured: Measured, opinion: Opinions) -> Any:
     rows = measured.rows
     differs = numpy.zeros(len(measured.calls.name), dtype=bool)
     changed = rows.made & (rows.basis != BASES.index("none")) & ~rows.figures["bit_identical"].astype(bool)
+    # Without digests only the statistics show it, and those of equal tensors may be rounded differently.
+    figures = rows.figures
+    apart = rows.other_bits | (numpy.abs(figures["norm_ratio"] - 1) > _STATISTICS_ROUNDING)
+    for name in ("max", "min"):
+        apart |= figures[f"baseline_{name}"] != figures[f"candidate_{name}"]
+    changed &= (rows.basis != BASES.index("statistics")) | apart
     numpy.logical_or.at(differs, rows.call, changed)
     return differs & (opinion.inputs == INPUTS.index("identical"))
 
@@ -197,17 +271,19 @@ def _bit_differences(measured: Measured, opinion: Opinions) -> Any:
 def first_divergence(answers: Sequence[StepAnswer]) -> Candidate | None:
     """Return the first divergence of the steps of one rank, or of all ranks.
 
-    An introduced error comes first, unless in an earlier step something diverges already; then a difference of structure;
-    then the first call that diverges at all.
+    The first cause, an error that is introduced or that enters, comes first, unless in an earlier step something diverges
+    already; then a difference of structure; then the first call that diverges at all.
     """
 
     def earliest(name: str) -> Candidate | None:
         held = [one for answer in answers if (one := getattr(answer, name)) is not None]
         return min(held, key=lambda one: one.place, default=None)
 
-    introduced, structural, diverging = (earliest(name) for name in ("introduced", "structural", "diverging"))
+    names = ("introduced", "entered", "structural", "diverging")
+    introduced, entered, structural, diverging = (earliest(name) for name in names)
+    causes = [one for one in (introduced, entered) if one is not None]
     bound = diverging.divergence.step if diverging else None
-    for one in (introduced, structural):
+    for one in (min(causes, key=lambda one: one.place, default=None), structural):
         if one is not None and (bound is None or one.divergence.step <= bound):
             return one
     return diverging
@@ -244,16 +320,14 @@ def _without_spread(answer: StepAnswer, causes: Sequence[tuple[Place, int]]) -> 
 
 def worst_row(measured: Measured, opinion: Opinions, call: int) -> int | None:
     """Return the most telling row of a call: a diverging output, else a diverging input, else the largest ratio."""
-    calls, rows = measured.calls, measured.rows
-    end = calls.first_row[call + 1] if call + 1 < len(calls.first_row) else len(rows.slot)
-    span = range(calls.first_row[call], end)
+    rows = measured.rows
 
     def weight(row: int) -> tuple[bool, bool, float]:
         allowed, value = float(opinion.allowed[row]), float(opinion.measured[row])
         ratio = value / allowed if allowed > 0 else float("inf") if value > 0 else 0.0
         return bool(opinion.verdict[row] == DIVERGES), bool(rows.made[row]), ratio
 
-    return max(span, key=weight, default=None)
+    return max(measured.rows_of(call), key=weight, default=None)
 
 
 def make_row(measured: Measured, opinion: Opinions, row: int) -> Row:
@@ -277,7 +351,7 @@ def make_row(measured: Measured, opinion: Opinions, row: int) -> Row:
         candidate_dtype=rows.dtype_names[1][row],
         baseline_shape=str(list(rows.shapes[0][row])),
         candidate_shape=str(list(rows.shapes[1][row])),
-        basis=BASES[rows.basis[row]],  # type: ignore[arg-type]
+        basis=BASES[rows.basis[row]],
         **(figures | {"bit_identical": bool(figures["bit_identical"])}),
         verdict=VERDICTS[opinion.verdict[row]],  # type: ignore[arg-type]
         judged_by=JUDGED[opinion.judged_by[row]],

@@ -1,34 +1,34 @@
-"""Tensors that differ before any recorded call used them, by the name the user knows: `layers.3.weight`."""
+"""Tensors that differ where they enter a call, by the name the user knows: `layers.3.weight`."""
 
 from __future__ import annotations
 
 from tensorprobe.model.comparison import External
-from tensorprobe.model.measured import STATISTICS, Measured
+from tensorprobe.model.measured import STATISTICS, Entering, Measured
 from tensorprobe.ops import argument_name
 
 _PURE = 1e-9
 """If 1 - cosine is below this, the difference is a pure scale."""
 
 
-def external_of(measured: Measured, row: int, call: int) -> External:
-    """Return which parameters and data differ from the start, and how."""
+def external_of(measured: Measured, entering: Entering) -> External:
+    """Return which tensor differs where it enters a call, and how."""
     calls, rows = measured.calls, measured.rows
-    slot = rows.slot[row]
+    call, slot = entering.call, rows.slot[entering.row]
     argument = argument_name(calls.op[call], slot)
-    is_parameter = bool(rows.grad[row]) or rows.side[row] == 2
     module = calls.module[call]
-    if argument:
+    if argument and entering.kind in ("parameter", "data"):
         name = f"{module}.{argument}" if module else argument
     else:
         name = f"{slot} of {calls.name[call]}"
     return External(
-        kind="parameter" if is_parameter else "data",
+        kind=entering.kind,
         name=name,
         step=measured.step,
         rank=measured.rank,
         call=calls.name[call],
         slot=slot,
-        detail=_detail(measured, row),
+        detail=_detail(measured, entering.row),
+        origin=entering.origin,
     )
 
 
@@ -40,7 +40,7 @@ def _detail(measured: Measured, row: int) -> str:
         return f"norm {figures['baseline_norm']:.6g} in baseline, {figures['candidate_norm']:.6g} in candidate"
     if figures["nonfinite_different"] > 0:
         return f"NaN or infinity differs in {figures['nonfinite_different']:,} places"
-    if figures["one_minus_cosine"] < _PURE and figures["slope"] != 1:
+    if figures["one_minus_cosine"] < _PURE and abs(figures["slope"] - 1) >= 0.9 * figures["relative_l2"] > 0:
         return f"scaled by {figures['slope']:.6g}"
     if (
         figures["bias"]

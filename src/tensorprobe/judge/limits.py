@@ -28,6 +28,8 @@ class Limits:
     judged_by: Array
     measured: Array
     allowed: Array
+    rules: set[int]
+    """The rules of the policy that decided on a row, by position."""
 
 
 def judge_by_limits(measured: Measured, policy: Policy) -> Limits:
@@ -40,12 +42,14 @@ def judge_by_limits(measured: Measured, policy: Policy) -> Limits:
         judged_by=numpy.zeros(number, dtype=numpy.int8),
         measured=numpy.zeros(number),
         allowed=numpy.zeros(number),
+        rules=set(),
     )
     which = _rules_of_rows(measured, policy.rules)
     for position, rule in enumerate(policy.rules):
         mine = which == position
         if not mine.any():
             continue
+        limits.rules.add(position)
         if rule.noise is not None:
             limits.noise[mine] = rule.noise
         elif rule.ignore:

@@ -12,11 +12,13 @@ With u the unit roundoff of the result, v that of the accumulator, K the length 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
+from tensorprobe.model.call import op_of
 from tensorprobe.model.dtypes import BY_CODE, EPS
 from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, VALUES, Measured
 from tensorprobe.ops import Trait, traits_of
@@ -51,6 +53,8 @@ an order of its own."""
 GREATEST_RANGE = 100.0
 """Arguments of an exponential further apart give zero, so a mask of -1e9 does not excuse other errors."""
 _TINY = 1e-300
+_MASK = 1e8
+"""Statistics with a maximum or minimum beyond this are those of a mask."""
 
 
 @dataclass
@@ -116,7 +120,10 @@ def errors_of(measured: Measured) -> Errors:
             rms[unknown] = _greatest_rms(figures)[unknown]
             other[unknown] = rms[unknown]
             rms_error[weak] = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))[weak]
-            same = weak & ~rows.other_bits & _same_statistics(figures, rms, finite)
+            # A mask hides the statistics of all other elements. Such a row counts as other, by nothing that is known.
+            masked = weak & (peak >= _MASK) & (peak_error == 0)
+            rms_error[masked], rms[masked], peak[masked] = 0.0, 1.0, 1.0
+            same = weak & ~rows.other_bits & ~masked & _same_statistics(figures, rms, finite)
             rms_error[same] = 0.0
         relative = numpy.where(rms_error > 0, rms_error / numpy.maximum(rms, _TINY), 0.0)
     alike = (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0) & (figures["different"] <= 0)
@@ -140,6 +147,8 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     calls, rows = measured.calls, measured.rows
     call, (group, groups) = rows.call, _groups(measured)
     traits = numpy.array([traits_of(op) for op in calls.op], dtype=numpy.int64)
+    for at in measured.region_positions:
+        traits[at] = _traits_of_region(measured.region_calls(at))
     # An ATen call in backward is an ordinary op: all it uses is among its inputs.
     backward = numpy.array(
         [way == "backward" and level.links_backward for way, level in zip(calls.direction, calls.level, strict=True)],
@@ -204,6 +213,16 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     numpy.logical_and.at(all_equal, call, operands.equal[group])
     once = has(Trait.ROUNDED_ONCE) & ~is_backward
     return Allowance(noise, explained, amplified, size, carried_by_call, all_equal, exact, once)
+
+
+def _traits_of_region(names: Sequence[str]) -> Trait:
+    """Return the traits of several calls that are judged as one: it moves numbers only if each of them does."""
+    found = [traits_of(op_of(name)) for name in names]
+    computing = [traits for traits in found if not traits & Trait.MOVES]
+    total = Trait.COMPOSITE if len(computing) > 1 else Trait.NONE if computing else Trait.MOVES
+    for traits in computing:
+        total |= traits
+    return total if len(computing) == 1 else total & ~Trait.ROUNDED_ONCE
 
 
 def _groups(measured: Measured) -> tuple[Array, int]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tensorprobe.errors import SettingsError, did_you_mean
-from tensorprobe.files import read_file
+from tensorprobe.files import read_toml
 from tensorprobe.model.measured import JUDGED
 
 
@@ -31,6 +31,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The row diverges if an error exceeds `noise` times what rounding and the inputs explain."""
     diverges: list[dict[str, float]] = []
     ignore: bool = False
+
+    @property
+    def selects(self) -> str:
+        """Which rows it applies to, in words: `call = "Functional.gelu*", dtype = "bfloat16"`."""
+        fields = {"call": self.call, "op": self.op, "slot": self.slot, "dtype": self.dtype, "module": self.module}
+        return ", ".join(f'{key} = "{value}"' for key, value in fields.items() if value != "*")
 
     @property
     def fits_all(self) -> bool:
@@ -98,8 +104,6 @@ def load_policy(text: str) -> Policy:
             f"unknown policy {text!r}.{did_you_mean(text, POLICIES)}\n"
             f"  Expected {', '.join(POLICIES)}, or the path of a .toml file with rules."
         )
-    if not path.is_file():
-        raise SettingsError(f"there is no policy file '{path}'.")
     file = _read_file(path)
     if file.base not in POLICIES:
         raise SettingsError(f"{path}: unknown base {file.base!r}.{did_you_mean(file.base, POLICIES)}")
@@ -111,8 +115,12 @@ def load_policy(text: str) -> Policy:
 def _read_file(path: Path) -> _File:
     """Return the file, checked key by key. The error names the rule and the nearest known key."""
     try:
-        content: dict[str, Any] = msgspec.toml.decode(read_file(path))
-    except (OSError, msgspec.DecodeError, ValueError, RecursionError, ImportError) as wrong:
+        content = read_toml(path)
+    except FileNotFoundError:
+        raise SettingsError(f"there is no policy file '{path}'.") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read the policy file '{path}': {error.strerror or error}.") from None
+    except ValueError as wrong:
         raise SettingsError(f"{path}: this is not TOML: {wrong}.") from None
     rules = content.get("rule")
     tables: list[tuple[str, Any, type[msgspec.Struct]]] = [(f"{path}", content, _File)]

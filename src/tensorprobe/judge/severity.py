@@ -118,7 +118,7 @@ def choose_calls(measured: Measured, errors: Errors, limits: Limits, severity: S
     trivial = errors.equal & (limits.verdict <= AGREES)
     hard = numpy.array(measured.calls.structural, dtype=numpy.int64) == HARD
     wanted = _any_row(rows.call, ~trivial, number) | hard
-    produced_at = numpy.full(len(measured.keys) + 1, len(rows.slot), dtype=numpy.int64)
+    produced_at = numpy.full(len(rows.slot) + 1, len(rows.slot), dtype=numpy.int64)
     outputs = numpy.flatnonzero(rows.made & ~errors.equal & errors.measured)
     numpy.minimum.at(produced_at, rows.key[outputs], outputs)
     of_unknown_origin = ~rows.made & ~errors.equal & (produced_at[rows.key] > numpy.arange(len(rows.slot)))

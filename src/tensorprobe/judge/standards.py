@@ -40,7 +40,7 @@ class Evidence(NamedTuple):
     few: bool = False
     """Whether the result has so few distinct values that their roundings are not independent."""
     beyond: tuple[float, float] | None = None
-    """For half-precision products: the largest error beyond the rounding of the element, on the device and the CPU."""
+    """In half precision: the largest error beyond the rounding of the element, on the device and the CPU."""
     strict: bool = False
     """Whether subnormal numbers count."""
     terms: float = 1.0
@@ -145,6 +145,8 @@ SHARE_TREND, SURE = 0.5, 8.0
 ONCE, ONCE_FLOOR, MANY, ONCE_SHARE = 1.4, 0.3, 256, 1 / 16
 """Products in half precision that are rounded once: how many times worse, the floor in eps, from how many elements on; and
 the floor of a single element."""
+OTHER_SHARE = 0.5
+"""The floor of a single element for other results in half precision, in eps of the largest."""
 ALONE_NORM, ALONE_MAX, ALONE_TREND, ALONE_WORSE = 4.0, 32.0, 1.0, 8.0
 """The allowance if the CPU is under test: in units of eps, and as a multiple of its spread."""
 ALONE_TERMS = 4.0
@@ -177,7 +179,7 @@ def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
         ]
     more = COMPOSITE if has(evidence.op, Trait.COMPOSITE) else 1.0
     norm = max(more * WORSE_NORM * _noise(evidence, "relative_l2"), FLOOR_NORM * eps, _relative(tiny, evidence))
-    if evidence.beyond is not None and dev["count"] >= MANY:
+    if rounds_once(evidence.op, evidence.dtype) and dev["count"] >= MANY:
         norm = max(ONCE * own["relative_l2"], ONCE_FLOOR * eps, _relative(tiny, evidence))
     most = max(more * WORSE_MAX * _noise(evidence, "max_abs"), FLOOR_MAX * eps * evidence.largest, tiny)
     rough = "within_1e2" if evidence.dtype in HALF else "within_1e3"
@@ -204,11 +206,20 @@ def rounds_once(op: str, dtype: str) -> bool:
     return dtype in HALF and bool(traits & Trait.MULTIPLIES) and not traits & Trait.COMPOSITE
 
 
+def holds_elements(op: str, dtype: str) -> bool:
+    """Return whether each element of a result is held to the rounding of its own size, not only to that of the largest.
+
+    Half precision is computed in a wider dtype and rounded at the end. Composite ops round in between.
+    """
+    return dtype in HALF and not has(op, Trait.COMPOSITE)
+
+
 def _beyond(evidence: Evidence, rounding: float, tiny: float) -> list[Opinion]:
     if evidence.beyond is None:
         return []
     device, own = evidence.beyond
-    return [Opinion("beyond_rounding", device, max(WORSE_MAX * own, ONCE_SHARE * rounding, tiny))]
+    share = ONCE_SHARE if rounds_once(evidence.op, evidence.dtype) else OTHER_SHARE
+    return [Opinion("beyond_rounding", device, max(WORSE_MAX * own, share * rounding, tiny))]
 
 
 def _relative(error: float, evidence: Evidence) -> float:
@@ -299,8 +310,8 @@ def is_right(
         return False
     if _leans(seen, trend * eps, count):
         return False
-    limit = ONCE_SHARE * eps * seen.max_a
-    return not once or seen.max_d <= limit or beyond() <= limit
+    limit = (ONCE_SHARE if once else OTHER_SHARE) * eps * seen.max_a
+    return terms is not None or not holds_elements(op, dtype) or seen.max_d <= limit or beyond() <= limit
 
 
 def _leans(seen: Sight, trend: float, count: int) -> bool:

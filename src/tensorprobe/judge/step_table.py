@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy
 
+from tensorprobe.judge.graph import Graph
 from tensorprobe.judge.limits import Limits
 from tensorprobe.judge.noise_model import Allowance, Errors
 from tensorprobe.judge.severity import Severity
@@ -24,6 +26,9 @@ class StepTable:
 
     calls: Calls
     rows: Rows
+    contents: list[Hashable]
+    errors: Errors
+    graph: Graph
     identity: list[Hashable]
     """For each row, the identity of its pair of tensors across steps."""
     made: list[bool]
@@ -34,8 +39,6 @@ class StepTable:
     severity: list[int]
     verdict: list[int]
     """Of a rule with fixed limits; -1 if the noise model decides."""
-    relative: list[float]
-    roundoff: list[float]
     drift: list[float]
     """The error relative to the natural size of the result."""
     nonfinite: list[bool]
@@ -57,15 +60,16 @@ class StepTable:
         return cls(
             calls=measured.calls,
             rows=rows,
-            identity=[measured.keys[key] if key >= 0 else None for key in rows.key.tolist()],
+            contents=measured.contents,
+            errors=errors,
+            graph=Graph(measured),
+            identity=[measured.identity(row) for row in range(len(rows.slot))],
             made=rows.made.tolist(),
             measured=errors.measured.tolist(),
             equal=errors.equal.tolist(),
             exact=errors.exact.tolist(),
             severity=severity.level.tolist(),
             verdict=limits.verdict.tolist(),
-            relative=errors.relative.tolist(),
-            roundoff=errors.roundoff.tolist(),
             drift=numpy.minimum(errors.rms_error / size, 1.0).tolist(),
             nonfinite=(rows.figures["nonfinite_different"] > 0).tolist(),
             operands_equal=allowance.operands_equal.tolist(),
@@ -78,6 +82,11 @@ class StepTable:
                 if why is Unmeasured.UNINITIALISED
             },
         )
+
+    @cached_property
+    def numbers(self) -> dict[tuple[str, int], int]:
+        """The position of each call, by its name and how many times it was recorded before."""
+        return {key: at for at, key in enumerate(zip(self.calls.name, self.calls.repeat, strict=True))}
 
     def rows_of(self, call: int) -> range:
         """Return the rows of a call."""
@@ -102,8 +111,8 @@ class StepTable:
         fresh = (rows.shapes[0][row], rows.dtype_names[0][row]) in self.fresh
         return fresh and has(self.calls.op[call], Trait.WRITES_PART) and self.is_written_to(row, call)
 
-    def may_be_external(self, row: int, call: int, *, diverged: bool) -> bool:
-        """Return whether a differing tensor of unknown origin existed before the first call.
+    def may_enter(self, row: int, call: int, *, diverged: bool) -> bool:
+        """Return whether a differing tensor of unknown origin is a cause of its own.
 
         Once something has diverged, the tensor may follow from that; a parameter does not. A call without a partner, or
         partners in other modules, may have made it.

@@ -7,15 +7,16 @@ which it first exceeds what arithmetic explains, and what follows from it is inh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
 from tensorprobe.judge.limits import Limits, judge_by_limits
 from tensorprobe.judge.noise_model import Allowance, allow, errors_of
+from tensorprobe.judge.origins import Lineage, Origins
 from tensorprobe.judge.policy import Policy
 from tensorprobe.judge.severity import AMPLIFIED, UNEXPLAINED, Attention, Severity, choose_calls, rate_rows
 from tensorprobe.judge.step_table import StepTable
@@ -31,18 +32,27 @@ from tensorprobe.model.measured import (
     Calls,
     Measured,
     Opinions,
+    Update,
 )
+from tensorprobe.model.reason import Unmeasured
 
 Array = numpy.ndarray[Any, Any]
 
-_AGREE, _INTRODUCED, _INHERITED, _AMPLIFIED, _STRUCTURAL, _UNMEASURED = range(len(STATUSES))
+_AGREE, _INTRODUCED, _ENTERED, _INHERITED, _AMPLIFIED, _STRUCTURAL, _UNMEASURED = range(len(STATUSES))
 _IDENTICAL, _INPUTS_AGREE, _INPUTS_DIVERGE, _INPUTS_UNKNOWN = range(len(INPUTS))
-_L2, _NONFINITE, _DIFFERENT = (JUDGED.index(name) for name in ("relative_l2", "nonfinite_different", "different"))
+_DIFFERENT = JUDGED.index("different")
 
-ORIGIN_ROUNDOFFS = 2.0
-DRIFT_FACTOR = 8.0
-LATER_STEP_ERROR = 0.05
-"""Allowed relative difference of parameters at the start of a later step if their updates were not recorded."""
+
+class Known(NamedTuple):
+    """What was found out about a step since it was measured."""
+
+    proofs: Mapping[int, Proof] = MappingProxyType({})
+    """By the position of the call."""
+    updates: Mapping[int, Update | None] = MappingProxyType({})
+    """By row: answers to the questions of the opinions; None where nothing can be measured."""
+
+
+_NOTHING = Known()
 
 
 class RankJudge:
@@ -51,50 +61,56 @@ class RankJudge:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lineage = Lineage()
+        self._rules_used: set[int] = set()
 
-    def judge_again(self, measured: Measured, proofs: Mapping[int, Proof]) -> Opinions:
-        """Return the verdicts on the last step once more, with what was proved of its calls by their position."""
+    @property
+    def unused_rules(self) -> list[str]:
+        """The rules that decided on no row so far. One that matches every row is the rest of a policy, and not listed."""
+        return [
+            f"rule {at + 1} ({rule.selects})"
+            for at, rule in enumerate(self._policy.rules)
+            if at not in self._rules_used and not rule.fits_all
+        ]
+
+    def judge_again(self, measured: Measured, known: Known) -> Opinions:
+        """Return the verdicts on the last step once more, with what was found out since."""
         self._lineage = self._before
-        return self.judge(measured, proofs)
+        return self.judge(measured, known)
 
-    def judge(self, measured: Measured, proofs: Mapping[int, Proof] = MappingProxyType({})) -> Opinions:
+    def judge(self, measured: Measured, known: Known = _NOTHING) -> Opinions:
         """Return the verdicts and statuses of one step."""
         self._before = replace(self._lineage, verdicts=dict(self._lineage.verdicts))
         errors = errors_of(measured)
         with numpy.errstate(all="ignore"):
             allowance = allow(measured, errors)
             limits = judge_by_limits(measured, self._policy)
+            self._rules_used |= limits.rules
             severity = rate_rows(measured.rows, errors, allowance, limits.noise)
             table = StepTable.of(measured, errors, allowance, limits, severity)
         opinions = _blank_opinions(measured, severity, limits, allowance)
-        opinions.proofs = proofs
+        opinions.proofs = known.proofs
         attention = choose_calls(measured, errors, limits, severity)
-        for call, proof in proofs.items():
+        for call, proof in known.proofs.items():
             if proof.at_fault:
                 attention.wanted[call] = attention.doubtful[call] = True
-        walk_step(table, attention, opinions, self._lineage)
+        walk_step(table, attention, opinions, self._lineage, known.updates)
         _drop_contradictions(measured, opinions)
+        self._lineage.before = table, opinions
         return opinions
 
 
-@dataclass
-class Lineage:
-    """The findings of earlier calls and steps of the rank."""
-
-    verdicts: dict[Hashable, int] = field(default_factory=dict)
-    """The tensors that differ, by content."""
-    drift: float = 0.0
-    """The largest relative error accepted as noise."""
-    steps: int = 0
-    diverged: bool = False
-
-
-def walk_step(table: StepTable, attention: Attention, opinions: Opinions, lineage: Lineage) -> None:
+def walk_step(
+    table: StepTable,
+    attention: Attention,
+    opinions: Opinions,
+    lineage: Lineage,
+    updates: Mapping[int, Update | None] = MappingProxyType({}),
+) -> None:
     """Judge the calls of one step in order: fill in `opinions` and update `lineage`.
 
     As long as nothing has diverged only doubtful calls are looked at; the others agree.
     """
-    walk = _Walk(table, opinions, lineage)
+    walk = _Walk(table, opinions, lineage, Origins(table, opinions, lineage, updates))
     quiet = attention.wanted & ~attention.doubtful
     opinions.inputs[quiet] = numpy.where(table.operands_equal, _IDENTICAL, _INPUTS_AGREE)[quiet]
     opinions.status[quiet & attention.amplified] = _AMPLIFIED
@@ -114,7 +130,6 @@ def walk_step(table: StepTable, attention: Attention, opinions: Opinions, lineag
     for call in (numpy.flatnonzero(attention.wanted[start:]) + start).tolist():
         opinions.status[call] = _AGREE
         walk.judge_call(call)
-    lineage.steps += 1
 
 
 class _QuietResults:
@@ -137,14 +152,13 @@ class _QuietResults:
 class _Walk:
     """One step, call by call."""
 
-    def __init__(self, table: StepTable, opinions: Opinions, lineage: Lineage) -> None:
-        self._table, self._opinions, self._lineage = table, opinions, lineage
+    def __init__(self, table: StepTable, opinions: Opinions, lineage: Lineage, origins: Origins) -> None:
+        self._table, self._opinions, self._lineage, self._origins = table, opinions, lineage, origins
         self._modules = FaultyModules(table.calls)
         self._diverging: set[int] = set()
         """Calls with an input or an output that diverges."""
         self._filling: set[int] = set()
         """Calls that write to uninitialised memory."""
-        self._external: set[int] = set()
         self._wrong_parameters: set[int] = set()
         """Calls with a parameter that diverges."""
 
@@ -188,6 +202,8 @@ class _Walk:
             beyond |= verdict == DIVERGES
             if call not in opinions.withdrawn:
                 self._remember(row, verdict)
+        if beyond and any(table.rows.unmeasured.get(row) is Unmeasured.SHAPE for row in rows if not table.made[row]):
+            inputs, diverging = _INPUTS_DIVERGE, True  # of other numbers: nothing is known of what the call adds
         if beyond or diverging:
             self._diverging.add(call)
             self._lineage.diverged = True
@@ -203,10 +219,11 @@ class _Walk:
             return _INTRODUCED
         if self._table.calls.structural[call] == HARD:
             return _STRUCTURAL
+        entering = self._opinions.entering
+        if entering and entering[-1].call == call:
+            return _ENTERED
         if beyond:
             return _AMPLIFIED if amplified and not self._modules.is_faulty(call) else _INHERITED
-        if call in self._external:
-            return _INHERITED
         if not seen:
             return _UNMEASURED
         return _AMPLIFIED if amplified and not diverging else _AGREE
@@ -243,43 +260,13 @@ class _Walk:
         by_limit = table.verdict[row]
         if by_limit >= 0:
             if by_limit == DIVERGES and known is None:
-                self._note_external(row, call)
+                self._origins.note(row, call)
             return by_limit
         if known is None or (known == UNMEASURED and not table.is_fresh_memory(row, call)):
-            known = self._judge_origin(row, call, harmless=overwritten)
+            known = self._origins.judge(row, call, overwritten=overwritten)
         if known == UNMEASURED:
             self._filling.add(call)
         return known
-
-    def _judge_origin(self, row: int, call: int, *, harmless: bool) -> int:
-        """Judge a tensor that no recorded call produced: a parameter, data, or a sum made inside the autograd engine.
-
-        UNMEASURED for fresh memory that the call fills: what it held before is nobody's result.
-        """
-        table, opinions, lineage = self._table, self._opinions, self._lineage
-        if table.is_fresh_memory(row, call):
-            return UNMEASURED
-        if harmless and table.is_written_to(row, call):
-            return AGREES
-        allowed = max(ORIGIN_ROUNDOFFS * table.roundoff[row], DRIFT_FACTOR * lineage.drift)
-        if lineage.steps and table.calls.direction[call] == "forward":
-            allowed = max(allowed, LATER_STEP_ERROR)
-        error, broken = table.relative[row], table.nonfinite[row]
-        verdict = DIVERGES if error > allowed or broken or (table.exact[row] and not lineage.drift) else AGREES
-        opinions.judged_by[row] = _NONFINITE if broken else _L2
-        opinions.measured[row], opinions.allowed[row] = error, allowed
-        if verdict == DIVERGES:
-            self._note_external(row, call)
-        lineage.verdicts.setdefault(table.identity[row], verdict)
-        return verdict
-
-    def _note_external(self, row: int, call: int) -> None:
-        """Remember a tensor that differs in the first step although no recorded call produced it."""
-        table, lineage = self._table, self._lineage
-        in_first_forward = table.calls.direction[call] == "forward" and not lineage.steps
-        if in_first_forward and table.may_be_external(row, call, diverged=lineage.diverged):
-            self._opinions.externals.append((row, call))
-            self._external.add(call)
 
     def _remember(self, row: int, verdict: int) -> None:
         if self._table.equal[row]:
@@ -361,5 +348,4 @@ def _blank_opinions(measured: Measured, severity: Severity, limits: Limits, allo
         status=numpy.full(number, _AGREE, dtype=numpy.int8),
         inputs=numpy.full(number, _IDENTICAL, dtype=numpy.int8),
         input_error=allowance.input_error,
-        externals=[],
     )

@@ -120,7 +120,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def op(self) -> str:
         """The name without number and direction: `Functional.conv2d`, `Module.layers.0.attn.Attention`."""
-        return self.name.rsplit(".", 2)[0]
+        return op_of(self.name)
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +140,17 @@ class Stack(msgspec.Struct, frozen=True):
 
     id: int
     frames: tuple[Frame, ...]
+
+
+def device_of(call: Call) -> str:
+    """Return the kind of device that a call was recorded on: the first that is not the CPU, if there is one."""
+    kinds = (slot.device.partition(":")[0] for slot in call.slots)
+    return next((kind for kind in kinds if kind not in ("", "cpu", "meta")), "cpu")
+
+
+def op_of(name: str) -> str:
+    """Return the name of a call without its number and direction."""
+    return name.rsplit(".", 2)[0]
 
 
 def forward_name(name: str) -> str:

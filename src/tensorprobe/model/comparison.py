@@ -11,18 +11,22 @@ from typing import Annotated, Literal, NamedTuple, get_type_hints
 import msgspec
 
 from tensorprobe.model.call import Direction, Frame, Side
+from tensorprobe.model.diff import Pattern
 from tensorprobe.model.level import Level
 
 Verdict = Literal["agrees", "diverges", "unmeasured"]
 """Of a pair of slots."""
-Status = Literal["agrees", "introduced", "inherited", "amplified", "structural", "unmeasured"]
+Status = Literal["agrees", "introduced", "entered", "inherited", "amplified", "structural", "unmeasured"]
 """Of a pair of calls."""
-STATUSES: tuple[Status, ...] = ("agrees", "introduced", "inherited", "amplified", "structural", "unmeasured")
+STATUSES: tuple[Status, ...] = (
+    "agrees", "introduced", "entered", "inherited", "amplified", "structural", "unmeasured"
+)  # fmt: skip
 Basis = Literal["values", "digest", "statistics", "none"]
 """What a row was measured from: both tensors, equal digests, only their statistics, nothing."""
 Inputs = Literal["identical", "agree", "diverge", "unknown"]
-Answer = Literal["agrees", "diverged", "unmeasured"]
-"""`unmeasured`: nothing diverges, and no result was measured; that is no agreement."""
+Answer = Literal["agrees", "diverged", "unclear", "unmeasured", "unfinished"]
+"""`unclear`: something differs, and the record does not show whether it may. `unmeasured`: nothing diverges, and no result was
+measured; that is no agreement. `unfinished`: what both runs have agrees, and one of them ends before the other."""
 
 SCHEMA_VERSION = 1
 ERROR, RATIO, COUNT = ".1e", ".6g", ",.3g"
@@ -116,6 +120,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite_different: Annotated[int, Column(
         "places where one side is NaN or infinite and the other is not the same", equal=0, judged=True)]
     nonfinite_index: Annotated[int, Column("flat index of the first of them, in row-major order")]
+    set_apart: Annotated[int, Column(
+        "number of elements with a huge value that both sides share, as in a mask; no other figure covers them")]
     baseline_max: Annotated[float, Column("maximum, ignoring NaN")]
     baseline_min: Annotated[float, Column("minimum, ignoring NaN")]
     baseline_mean: Annotated[float, Column("mean of the finite elements")]
@@ -133,8 +139,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     measured: Annotated[float, Column("its value")]
     allowed: Annotated[float, Column("what the policy allowed")]
     status: Annotated[Status, Column(
-        "of the whole call: agrees, introduced, inherited, amplified, structural, unmeasured")]
+        "of the whole call: agrees, introduced, entered, inherited, amplified, structural, unmeasured")]
     note: Annotated[str, Column("why nothing was measured, or under which condition")] = ""
+    producer: Annotated[int, Column(
+        "line of the call before that made the tensor, in the baseline; -1 if the call itself or none in this step did")] = -1
     # fmt: on
 
 
@@ -144,7 +152,7 @@ COLUMNS: dict[str, str] = {name: column.meaning for name, column in _ANNOTATIONS
 FIGURES: dict[str, Column] = {name: column for name, column in _ANNOTATIONS.items() if column.equal is not None}
 """The columns that compare two tensors with each other."""
 
-FindingKind = Literal["only_baseline", "only_candidate", "shape", "dtype", "arguments", "slots", "raised"]
+FindingKind = Literal["only_baseline", "only_candidate", "shape", "dtype", "arguments", "slots", "received", "raised"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,20 +168,51 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     suggestion: str = ""
     parent: str = ""
     """Of a call without a partner: the call that it is a part of, as attention is made of products."""
+    region: str = ""
+    """Of a call without a partner: the region that it belongs to."""
     source: Frame | None = None
 
 
-class External(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that differs before any recorded call has made it: a parameter, or data that the program read."""
+class Region(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls without a partner between the same paired tensors, measured as if they were one call."""
 
-    kind: Literal["parameter", "data"]
+    name: str
+    step: int
+    rank: int
+    module: str
+    baseline: list[str]
+    """The names of its calls."""
+    candidate: list[str]
+    begins: bool
+    """Whether an error begins in it: what it reads agrees, and what it makes does not."""
+    agrees: bool
+    """Whether what it makes agrees; neither if it inherits an error."""
+    measured: bool
+    """Whether something of what it makes was compared; a copy that no paired call reads is not."""
+
+    @property
+    def calls(self) -> int:
+        """The number of calls on both sides."""
+        return len(self.baseline) + len(self.candidate)
+
+
+ExternalKind = Literal["parameter", "data", "gradient", "input"]
+"""`input`: what a call made in one run is not what is read in the other."""
+
+
+class External(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that differs where it enters a call, although no recorded call has made the difference."""
+
+    kind: ExternalKind
     name: str
     step: int
     rank: int
     call: str
     slot: str
     detail: str
-    """`scaled by 1.01`, `shifted by 0.5`, or the size of the error."""
+    """`scaled by 1.01`, `shifted by 0.5`, `transposed`, or the size of the error."""
+    origin: str = ""
+    """What is known of where it comes from: `Functional.gelu.0.forward, which made it, agrees`."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,12 +275,21 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     finding: Finding | None = None
     proof: Proof | None = None
     """What a replay in float64 says of it; None where it was not replayed."""
+    unproved: str = ""
+    """Why no replay could decide; empty where one did, or none was wanted."""
+    pattern: Pattern | None = None
+    """Where in that output the elements differ; None if they have nothing in common, or its values were not looked at."""
+    entered: External | None = None
+    """The input that differs, of a call with the status `entered`."""
+    region: Region | None = None
+    """The calls of both runs between the same tensors, of which this is the first, and which give different results."""
 
 
 class Buckets(msgspec.Struct, kw_only=True):
     """Where every call of both runs went; `paired` counts pairs. `skipped`: words of `model.reason.Skipped` → count."""
 
     paired: int = 0
+    in_regions: int = 0
     only_baseline: int = 0
     only_candidate: int = 0
     skipped: dict[str, int] = {}
@@ -249,6 +297,7 @@ class Buckets(msgspec.Struct, kw_only=True):
     def add(self, more: Buckets) -> None:
         """Add the counts of another part of the comparison."""
         self.paired += more.paired
+        self.in_regions += more.in_regions
         self.only_baseline += more.only_baseline
         self.only_candidate += more.only_candidate
         for reason, count in more.skipped.items():
@@ -280,6 +329,19 @@ class RunSide(msgspec.Struct, frozen=True, kw_only=True):
     blind_spots: dict[str, int]
 
 
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of a run that did not finish, and whose missing part the other run has."""
+
+    run: Literal["baseline", "candidate"]
+    rank: int
+    whole: int
+    """The last step that is whole; -1 when there is none."""
+    step: int | None
+    """The step of which only a part was recorded; None when it ends between two steps."""
+    raised: str
+    """The exception that ended it, or its exit code; empty when it was killed, or is still running."""
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, and everything that a report says. `tensorprobe compare --json` prints it."""
 
@@ -292,7 +354,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     first_difference: Divergence | None
     """The first call whose outputs differ in any bit while its inputs are identical, whatever the policy allows."""
     externals: list[External]
+    """What differs where it enters the calls: parameters, data, gradients, inputs."""
+    untold: list[External]
+    """The same, where the record does not show whether it may differ."""
     findings: list[Finding]
+    """Differences of structure that no region explains."""
     findings_total: int
     ranks: list[RankAnswer]
     steps: list[int]
@@ -308,3 +374,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None
     elapsed_s: float
     proving: Proving = msgspec.field(default_factory=Proving)
+    replay: str = ""
+    """The script in the output folder that runs the diverging call alone; empty where there is none."""
+    regions: list[Region] = []
+    """Where both programs compute the same with different calls, or are meant to."""
+    regions_total: int = 0
+    endings: list[Ending] = []
+    """Where a run ends before the other."""
+    differing: list[str] = []
+    """What differs about the programs, as `threads: 1 / 8`: command, code, packages, environment, switches."""

@@ -84,3 +84,16 @@ NUMPY_NAMES: dict[str, str] = {
     "complex128": "<c16",
 }
 """The dtypes that numpy has too, by its name for the stored bytes."""
+
+SAFETENSORS: dict[str, str] = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign[:1].upper() or 'I'}{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""The names of dtypes in a .safetensors file, as far as its reader for torch knows them."""

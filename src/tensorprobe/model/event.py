@@ -40,6 +40,7 @@ class SlotEvent(msgspec.Struct, omit_defaults=True, gc=False):
     offset: int | None = None
     skipped: str | None = None
     written: tuple[tuple[int, int], ...] | None = None
+    role: str = ""
 
 
 class Event(msgspec.Struct, omit_defaults=True, gc=False):
@@ -53,9 +54,13 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     stack: int | None = None
     thread: int = 0
     repeat: int = 0
+    phase: str = ""
+    microbatch: int | None = None
     raised: str | None = None
     args: ArgumentTree = None
     kwargs: ArgumentTree = None
     slots: list[SlotEvent] = []
     returned: int = 0
     """How many results there were, None among them, if more than one and the sink's rules ask for what is not a tensor."""
+    answer: bool | None = None
+    """What a question such as `bool(x)` was answered with, if the sink's rules have it among their ops."""

@@ -1,19 +1,26 @@
 """Exceptions that the program raises into our code: by a signal handler, a tracing hook, or another thread.
 
-They may be of any type, so an `except Exception` of ours would swallow them. What gives them away is their traceback: such
-a handler is called with the frame that it interrupts.
+They may be of any type, so an `except Exception` of ours would swallow them. What gives them away:
+
+- A handler is called with the frame that it interrupts, and both are in the traceback.
+- One that another thread raises has no message, or a type that neither Python nor torch nor we define, and nothing but
+  our own code in its traceback.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_OURS = (str(Path(__file__).parents[1]) + "/",)
+_OURS = str(Path(__file__).parents[1]) + "/"
+_STANDARD = str(Path(os.__file__).parent) + "/"
 _KNOWN = frozenset(("builtins", "tensorprobe", "torch", "numpy", "msgspec", *sys.stdlib_module_names))
+_WITHOUT_MESSAGE = (AssertionError, MemoryError, NotImplementedError, StopIteration)
+"""What our code, or torch, may raise without a message."""
 
 
 def is_from_program(error: BaseException) -> bool:
@@ -22,26 +29,27 @@ def is_from_program(error: BaseException) -> bool:
         return True
     found = error.__traceback__
     handlers = None
-    only_ours = True
     while found is not None:
         frame = found.tb_frame
-        if not _is_ours(frame):
-            only_ours = only_ours and "/torch/" in frame.f_code.co_filename
+        if not frame.f_code.co_filename.startswith(_OURS):
             handlers = _codes_of_handlers() if handlers is None else handlers
             if id(frame.f_code) in handlers or _holds(frame, frame.f_back):
                 return True
+            if not _is_known(frame.f_code.co_filename):
+                return False  # code that we have called: a sink of the program's
         found = found.tb_next
-    # Raised in this thread by another one: nothing of ours could raise a type of the program's.
-    return only_ours and type(error).__module__.partition(".")[0] not in _KNOWN
+    is_foreign = type(error).__module__.partition(".")[0] not in _KNOWN
+    return is_foreign or not (error.args or isinstance(error, _WITHOUT_MESSAGE))
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OURS)
+def _is_known(file: str) -> bool:
+    """Return whether it is a file of torch or of Python."""
+    return "/torch/" in file or file.startswith("<") or (file.startswith(_STANDARD) and "-packages/" not in file)
 
 
 def _holds(frame: FrameType, interrupted: FrameType | None) -> bool:
     """Return whether a frame was given the frame it was called from, as handlers of signals and tracing hooks are."""
-    if interrupted is None or not _is_ours(interrupted):
+    if interrupted is None:
         return False
     for value in frame.f_locals.values():
         if value is interrupted or (type(value) is tuple and any(each is interrupted for each in value)):

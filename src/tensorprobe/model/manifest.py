@@ -23,6 +23,18 @@ class Manifest(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     provenance: dict[str, Any] = {}
     """Command, code, packages, environment and switches, since version 2."""
+    exit_code: int | None = None
+    """Of the command that `tensorprobe capture` ran, once it has ended."""
+
+    @property
+    def lacks(self) -> str:
+        """What a run of an older format does not say; empty for one of today, and for a dump of another tool."""
+        if self.format != FORMAT_NAME or self.version >= FORMAT_VERSION:
+            return ""
+        return (
+            f"format {self.version} does not record the command, its exit code, packages and switches, the role of a tensor, "
+            "the phase of a call, and which memory was never written"
+        )
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -44,7 +56,7 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class RankPart(msgspec.Struct, frozen=True):
-    """`rank{R}.json`: written when the rank starts, replaced when it ends with `closed` true."""
+    """`rank{R}.json`: written when the rank starts, replaced after each step, and when it ends with `closed` true."""
 
     rank: int
     pid: int
@@ -54,3 +66,7 @@ class RankPart(msgspec.Struct, frozen=True):
     steps: list[int] = []
     closed: bool = False
     coverage: Coverage = Coverage()
+    ended: int | None = None
+    """The last step whose end was seen. What follows it may be a part of a step."""
+    raised: str = ""
+    """The exception that ended the program, if one did."""

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorprobe.model.comparison import FIGURES, Buckets, Finding, Proof
+from tensorprobe.model.call import forward_name
+from tensorprobe.model.comparison import FIGURES, Basis, Buckets, ExternalKind, Finding, Proof
 from tensorprobe.model.level import Level
 from tensorprobe.model.reason import Unmeasured
 
@@ -21,7 +23,7 @@ else:
     Array = Any
 
 SIDES = ("input", "output", "parameters")
-BASES = ("values", "digest", "statistics", "none")
+BASES: tuple[Basis, ...] = ("values", "digest", "statistics", "none")
 VALUES, DIGEST, STATISTICS, NONE = range(4)
 """Codes in the column `basis`, in the order of `BASES`."""
 UNKNOWN_DTYPE = -1
@@ -70,8 +72,12 @@ class Rows:
     dtype_names: tuple[list[str], list[str]]
     shapes: tuple[list[tuple[int, ...]], list[tuple[int, ...]]]
     basis: Array
+    content: tuple[Array, Array]
+    """What each side holds: position in `Measured.contents`, alike on both sides and in all calls; -1 when unknown."""
+    layout: Array
+    """0 where both sides are laid out alike in memory, else the number of the pair of strides."""
     key: Array
-    """Rows with the same key hold the same pair of tensors."""
+    """Rows with the same key hold the same pair of tensors; -1 where nothing differs or nothing was measured."""
     made: Array
     """Whether the call made the tensor: outputs, and in a backward call the gradients of the parameters."""
     grad: Array
@@ -85,20 +91,49 @@ class Rows:
 
 @dataclass
 class Measured:
-    """One rank in one step. `keys` names the pairs of tensors across steps: key number → what identifies the pair."""
+    """One rank in one step. `contents` and `layouts` are what the columns of these names number, alike in all steps."""
 
     step: int
     rank: int
     calls: Calls
     rows: Rows
-    keys: list[Any]
+    contents: list[Hashable]
+    layouts: list[Hashable]
     buckets: Buckets
     findings: list[Finding]
     findings_left_out: int
     unused_map: list[str] = field(default_factory=list)
     """What the user's map names and these calls do not have."""
+    regions: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
+    """Regions of calls without a partner, by name → the names of their calls on both sides."""
     coarse: bool = False
     """Whether the calls differ so much that they were aligned by a method that may miss pairs."""
+    read: tuple[int, int] = (0, 0)
+    """How many calls were read from each run."""
+
+    def rows_of(self, call: int) -> range:
+        """Return the rows of a call."""
+        first = self.calls.first_row
+        return range(first[call], first[call + 1] if call + 1 < len(first) else len(self.rows.slot))
+
+    @cached_property
+    def region_positions(self) -> list[int]:
+        """The calls that stand for regions."""
+        return [at for at, name in enumerate(self.calls.name) if name.rsplit(".", 1)[0] in self.regions]
+
+    def region_calls(self, call: int) -> list[str]:
+        """Return the names of the calls of both sides that a call stands for, in its direction."""
+        name = self.calls.name[call]
+        ours, theirs = self.regions[name.rsplit(".", 1)[0]]
+        return [each for each in (*ours, *theirs) if bool(forward_name(each)) == bool(forward_name(name))]
+
+    def identity(self, row: int) -> Hashable:
+        """Return what identifies the row's pair of tensors across steps; None where nothing differs or was measured."""
+        rows = self.rows
+        if rows.key[row] < 0:
+            return None
+        one, other = (self.contents[side[row]] for side in rows.content)
+        return one, other, self.layouts[rows.layout[row]]
 
 
 class Opinion(NamedTuple):
@@ -112,6 +147,39 @@ class Opinion(NamedTuple):
     def passes(self) -> bool:
         """Whether the figure is within its limit."""
         return self.measured <= self.allowed
+
+
+class Entering(NamedTuple):
+    """A tensor that differs where it enters a call, although no recorded call has made the difference."""
+
+    row: int
+    call: int
+    kind: ExternalKind
+    origin: str = ""
+    """What is known of where it comes from, in words."""
+
+
+class Question(NamedTuple):
+    """A row of which more must be measured: how it has changed since the step before."""
+
+    row: int
+    call: int
+    gradients: tuple[tuple[str, str, int, str], ...] = ()
+    """Those recorded of it in the step before: names of both calls, how many times it was recorded before, and the slot."""
+
+
+class Update(NamedTuple):
+    """How a tensor has changed since the step before, on both sides."""
+
+    off: float
+    """The share of elements whose changes differ by more than a hundredth and more than rounding; where the gradients are noise,
+    by more than elements move."""
+    factor: float
+    """The median factor between the changes; NaN where too few elements have changed."""
+    size: float
+    """The RMS of the change over that of the tensor."""
+    slope: float | None = None
+    """The factor between the tensors, without elements whose gradients are noise; NaN where nothing is left. None: not known."""
 
 
 @dataclass
@@ -129,9 +197,15 @@ class Opinions:
     inputs: Array
     """For each call: position in `INPUTS`."""
     input_error: Array
-    externals: list[tuple[int, int]]
-    """(row, call) of tensors that differ although no recorded call produced them."""
+    entering: list[Entering] = field(default_factory=list)
+    """Tensors that differ although no recorded call made the difference."""
+    untold: list[Entering] = field(default_factory=list)
+    """The same, where the record does not show whether they may differ."""
+    questions: list[Question] = field(default_factory=list)
+    """What else should be measured."""
     proofs: Mapping[int, Proof] = field(default_factory=dict)
     """Of calls that were replayed in float64, by their position."""
+    unproved: Mapping[int, str] = field(default_factory=dict)
+    """Why calls that differ were not replayed, by their position."""
     withdrawn: set[int] = field(default_factory=set)
     """Calls whose results are further apart than inference allows, and which are proved to be right on both sides."""

@@ -48,6 +48,10 @@ class RunOverview(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     coverage: Coverage
     segments: list[SegmentOverview]
+    provenance: dict[str, Any] = {}
+    exit_code: int | None = None
+    lacks: str = ""
+    """What the format of the run does not say."""
     example: str | None = None
 
 

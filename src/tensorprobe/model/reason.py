@@ -48,10 +48,14 @@ class Skipped(str, Enum):
     FILE_SHORTENED = "its file became shorter while it was read"
     AGAIN_IN_BASELINE = "computed again in the baseline only"
     AGAIN_IN_CANDIDATE = "computed again in the candidate only"
+    NOTHING_TO_DO = "backward of a copy or cast that had nothing to do on the other side"
+    OTHER_TOOL = "recorded by only one of the two tools"
     RANK_ONLY_IN_BASELINE = "rank only in baseline"
     RANK_ONLY_IN_CANDIDATE = "rank only in candidate"
     STEP_ONLY_IN_BASELINE = "step only in baseline"
     STEP_ONLY_IN_CANDIDATE = "step only in candidate"
+    AFTER_END_OF_BASELINE = "after the end of the baseline"
+    AFTER_END_OF_CANDIDATE = "after the end of the candidate"
 
     __str__ = str.__str__
 

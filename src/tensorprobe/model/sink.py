@@ -27,7 +27,10 @@ class CallRules(msgspec.Struct, frozen=True):
     - `operators`: `x + y` is `Tensor.__add__`, not `Tensor.add`.
     - `only_given`: arguments that the program left to their defaults are not recorded.
     - `inner`: calls that a torch function written in Python makes are recorded and numbered too.
+    - `regions`: a call in no other is made in `optimizer` or `clip_grad`, if it is.
     - `listed`: only calls whose name contains one of these texts, and calls made inside them.
+    - `only`: the ops to record; None for all. A family of which it has no op is recorded whole. An op that is not in it
+      and is written in Python is not one call: the calls in it are.
     - `excluded`: ops to leave out; ATen ops without their overload.
     - `numbers`: the first number of each op.
     - `numbers_go_on`: a new step does not reset the numbers.
@@ -36,7 +39,9 @@ class CallRules(msgspec.Struct, frozen=True):
     operators: bool = False
     only_given: bool = False
     inner: bool = True
+    regions: bool = False
     listed: tuple[str, ...] = ()
+    only: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()
     numbers: Mapping[str, int] = MappingProxyType({})
     numbers_go_on: bool = False
@@ -71,6 +76,7 @@ class Needs(msgspec.Struct, frozen=True):
     - `alone`: one call to bracket, or to run once more.
     - `rules`: other names, numbers or choices than ours.
     - `self_test`: have the probe prove first that recording works in this process.
+    - `roles`: phase and micro-batch of calls, and the roles of tensors; the slots that `take` returns have a field `role`.
     """
 
     look: bool = False
@@ -78,6 +84,7 @@ class Needs(msgspec.Struct, frozen=True):
     alone: Alone | None = None
     rules: CallRules = CallRules()
     self_test: bool = False
+    roles: bool = False
 
 
 class Sink:
@@ -86,6 +93,8 @@ class Sink:
     needs = Needs()
     failure: str | None = None
     """Why the sink gave up, if it did. The probe reports it in a warning at the end."""
+    ended_by = ""
+    """The exception that ends the program, if one does: set before `close`."""
     slots_taken = 0
     slots_skipped: Mapping[str, int] = MappingProxyType({})
     bytes_seen = 0
@@ -99,8 +108,8 @@ class Sink:
     def begin_step(self, step: int) -> None:
         """The calls that follow belong to this step."""
 
-    def end_step(self) -> None:
-        """No more calls of this step will come."""
+    def end_step(self, *, whole: bool) -> None:
+        """No more calls of this step will come. It is not `whole` when the recording stops before the step has ended."""
 
     def stack(self, number: int, frames: Frames) -> None:
         """Receive a stack that calls of this step refer to by number."""

@@ -124,10 +124,12 @@ _OPERATORS = {
 
 RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 """Functions of `torch._VF`; `torch` has them too."""
-_ONE_FUNCTION = (
-    "adaptive_avg_pool1d avg_pool1d bilinear celu_ channel_shuffle conv1d conv2d conv3d conv_tbc conv_transpose1d "
-    "conv_transpose2d conv_transpose3d cosine_similarity hardshrink native_channel_shuffle pairwise_distance pdist "
-    "pixel_shuffle pixel_unshuffle prelu relu_ rrelu_ selu_ threshold_"
+ONE_FUNCTION = frozenset(
+    (
+        "adaptive_avg_pool1d avg_pool1d bilinear celu_ channel_shuffle conv1d conv2d conv3d conv_tbc conv_transpose1d "
+        "conv_transpose2d conv_transpose3d cosine_similarity hardshrink native_channel_shuffle pairwise_distance pdist "
+        "pixel_shuffle pixel_unshuffle prelu relu_ rrelu_ selu_ threshold_"
+    ).split()
 )
 """Functions that are the same object in `torch` and in `torch.nn.functional`."""
 
@@ -139,9 +141,15 @@ _ALIASES: dict[str, str] = {
         for other in others.split()
     },
     **{f"Torch.{op}": f"VF.{op}" for op in RECURRENT},
-    **{f"Torch.{op}": f"Functional.{op}" for op in _ONE_FUNCTION.split()},
-    "Distributed._all_gather_base": "Distributed.all_gather_into_tensor",
-    "Distributed._reduce_scatter_base": "Distributed.reduce_scatter_tensor",
+    **{f"Torch.{op}": f"Functional.{op}" for op in ONE_FUNCTION},
+    "Torch.spmm": "Torch.mm",
+    "Torch.dsmm": "Torch.mm",
+    "Torch.saddmm": "Torch.sspaddmm",
+    "Torch.hsmm": "Torch.hspmm",
+    "Distributed._all_gather_base": "Distributed.all_gather_single",
+    "Distributed.all_gather_into_tensor": "Distributed.all_gather_single",
+    "Distributed._reduce_scatter_base": "Distributed.reduce_scatter_single",
+    "Distributed.reduce_scatter_tensor": "Distributed.reduce_scatter_single",
 }
 
 

@@ -34,7 +34,7 @@ class Trait(IntFlag):
     RANDOM = 128
     """Draws random numbers."""
     CANCELS = 256
-    """Subtracts numbers of the size of its input, whatever the size of the result."""
+    """Subtracts numbers of the size of its input, or adds up such with either sign, whatever the size of the result."""
     AVERAGES = 512
     """Divides its sum by the number of terms, or by what they add up to."""
     ROUNDED_ONCE = 1024
@@ -65,6 +65,10 @@ class Trait(IntFlag):
     """Changes the storage of a tensor, not its numbers."""
     QUESTION = 1 << 23
     """Asks a tensor about itself, and computes nothing."""
+    MAY_DO_NOTHING = 1 << 24
+    """Returns its argument itself when that has the layout, dtype and device already; then it has no backward."""
+    COPIES = 1 << 25
+    """Returns the numbers that it was given, or a constant."""
 
 
 _OF_ONE_SPELLING = Trait.VIEW | Trait.WRITES_PART | Trait.ALLOCATES | Trait.STORAGE | Trait.QUESTION
@@ -75,7 +79,7 @@ _NAMES: dict[Trait, str] = {
         __getitem__ getitem __setitem__ setitem expand expand_as squeeze unsqueeze flatten unflatten narrow chunk
         split tensor_split unbind stack cat concat hstack vstack embedding gather index_select select slice scatter
         as_strided masked_fill masked_select where relu relu6 max_pool1d max_pool2d max_pool3d pad roll flip tril
-        triu repeat repeat_interleave tile ones zeros full arange zeros_like ones_like full_like zero fill
+        triu repeat repeat_interleave tile ones zeros full tensor arange zeros_like ones_like full_like zero fill
         neg abs sign maximum minimum max min amax amin clamp topk sort argsort argmax argmin one_hot eq ne lt
         gt le ge logical_not logical_and logical_or isnan isinf isfinite to type_as cpu cuda npu float double half
         bfloat16 long int bool pixel_shuffle unfold diagonal""",
@@ -109,7 +113,7 @@ _NAMES: dict[Trait, str] = {
         multinomial unique searchsorted bucketize nonzero masked_select one_hot isnan isinf isfinite dropout
         threshold prelu elu abs""",
     Trait.CANCELS: """gelu silu mish softplus erf erfc expm1 log1p tanh sigmoid hardswish sin cos add sub rsub subtract lerp var
-        std""",
+        std sum nansum mean nanmean""",
     Trait.RANDOM: """dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout
         rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal uniform exponential
         random_ poisson binomial cauchy_ geometric_ log_normal_ gumbel_softmax rrelu rrelu_with_noise _standard_gamma
@@ -132,9 +136,12 @@ _NAMES: dict[Trait, str] = {
         tensor_split diagonal detach alias unflatten""",
     Trait.WRITES_PART: """__setitem__ index_copy_ index_put_ index_fill_ index_add_ scatter_ scatter_add_ masked_scatter_
         masked_fill_ put_""",
+    Trait.COPIES: """clone detach copy contiguous ones zeros full tensor scalar_tensor zeros_like ones_like full_like new_zeros
+        new_ones new_full new_tensor""",
     Trait.ALLOCATES: "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format empty_quantized",
     Trait.STORAGE: """set_ resize_ resize resize_as_ _resize_output_ set_data storage_resize_ detach alias lift
         lift_fresh""",
+    Trait.MAY_DO_NOTHING: "contiguous to type type_as cpu cuda npu xpu float double half bfloat16",
     Trait.QUESTION: """size dim ndimension numel nelement stride storage_offset is_contiguous data_ptr const_data_ptr
         element_size storage untyped_storage typed_storage _typed_storage is_floating_point is_complex is_signed
         is_conj is_neg is_inference is_pinned is_shared is_set_to is_coalesced get_device item tolist numpy

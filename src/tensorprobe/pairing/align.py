@@ -212,27 +212,14 @@ class _Work:
             lambda path: without_prefix(path, prefix),
             lambda path: mapping.rename_module(without_prefix(path, prefix)),
         )
-        used: set[str | None] = set()
-
-        def rename(op: str) -> str:
-            used.add(mapping.rule_for(op_without_prefix(op, prefix)))
-            return mapping.rename_op(op_without_prefix(op, prefix))
-
         self.sides: tuple[Columns, Columns] = (
             read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix)),
-            read_columns(candidate, self._vocabulary, rename),
+            read_columns(candidate, self._vocabulary, lambda op: mapping.rename_op(op_without_prefix(op, prefix))),
         )
-        # If no calls of modules were recorded, a rule for modules renames the module paths of other calls.
-        has_modules = any(op.startswith("Module") for op in self.sides[1].spellings)
-        self._unused += [
-            f"{mapping.ops[op]} = {op}"
-            for op in mapping.ops
-            if op not in used and (has_modules or not op.startswith("Module."))
-        ]
-        renamed = [
-            mapping.rule_for(op_without_prefix(canonical_op(op), prefix)) is not None for op in self.sides[1].spellings
-        ]
-        self._renamed = np.array(renamed, dtype=np.bool_)[self.sides[1].spelling]
+        self._rules = [mapping.rule_for(op_without_prefix(canonical_op(op), prefix)) for op in self.sides[1].spellings]
+        """The rule of the map for each spelling of an op in the candidate."""
+        renamed = np.array([rule is not None for rule in self._rules], dtype=np.bool_)
+        self._renamed = renamed[self.sides[1].spelling]
         self.partners: tuple[Column, Column] = (
             np.full(len(baseline), -1, dtype=np.int64),
             np.full(len(candidate), -1, dtype=np.int64),
@@ -452,6 +439,8 @@ class _Work:
         """Return the finished alignment."""
         paired = np.flatnonzero(self.partners[0] >= 0)
         counts = np.bincount(self._how[paired], minlength=len(_HOWS)).tolist()
+        if self._options.mapping is not None:
+            self._unused = self._unused_rules(self._options.mapping) + self._unused
         return Alignment(
             pairs=[*zip(paired.tolist(), self.partners[0][paired].tolist(), strict=True)],
             only_baseline=np.flatnonzero(self.partners[0] < 0).tolist(),
@@ -460,3 +449,17 @@ class _Work:
             method=self._method,
             unused_map=self._unused,
         )
+
+    def _unused_rules(self, mapping: NameMap) -> list[str]:
+        """Return the rules for ops that led to no pair.
+
+        Where no calls of modules were recorded, a rule for modules renames the module paths of other calls.
+        """
+        side = self.sides[1]
+        used = {self._rules[spelling] for spelling in np.unique(side.spelling[self.partners[1] >= 0]).tolist()}
+        if any(rule.startswith("Module.") for rule in mapping.ops):
+            prefix = self._options.strip_prefix
+            theirs = {f"Module.{without_prefix(each.module, prefix)}" for each in self._details("candidate")}
+            ours = {f"Module.{without_prefix(each.module, prefix)}" for each in self._details("baseline")}
+            used |= {mapping.rule_for(path) for path in theirs if mapping.rename_op(path) in ours}
+        return [f"{ours} = {theirs}" for theirs, ours in mapping.ops.items() if theirs not in used]

@@ -9,12 +9,13 @@ beyond that, a call is read again by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.model import Call, Slot
+from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import FindingKind
 from tensorprobe.model.reason import Skipped
 from tensorprobe.ops import parameter_names, positional_slot
@@ -32,6 +33,12 @@ class CallPair(NamedTuple):
     line: int
     baseline: Call
     candidate: Call
+
+
+class StandIn(CallPair):
+    """Two calls that stand for a region of calls without a partner."""
+
+    __slots__ = ()
 
 
 def read_in_step(baseline: Segment, candidate: Segment) -> Iterator[list[CallPair] | None]:
@@ -110,6 +117,58 @@ class _Reader:
             return Skipped.DAMAGED_LINE
 
 
+def content_of(slot: Slot) -> Hashable:
+    """Return what identifies the content of a slot in its run; None where nothing does, as for a tensor of zeros."""
+    if slot.skipped or (slot.digest is None and slot.summary is None):
+        return None
+    summary = slot.summary
+    constant = summary is not None and summary.max == summary.min
+    if constant and (slot.count != 1 or float(summary.max).is_integer()):  # type: ignore[union-attr]
+        return None
+    return slot.digest or summary
+
+
+def comparable(ours: Slot | None, theirs: Slot | None) -> tuple[Slot, Slot] | None:
+    """Return both slots if they hold tensors of one kind."""
+    if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return None
+    return ours, theirs
+
+
+def is_made(call: Call, slot: Slot) -> bool:
+    """Return whether the call made the tensor: its outputs, and in a backward call the gradients of its parameters."""
+    return slot.side == "output" or (slot.side == "parameters" and call.direction == "backward")
+
+
+def read_slots(call: Call) -> Iterator[Slot]:
+    """Yield the slots that a call reads."""
+    return (slot for slot in call.slots if not is_made(call, slot))
+
+
+def unlike_pairs(
+    calls: tuple[Sequence[Call | None], Sequence[Call | None]], pairs: Sequence[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Return the pairs of calls whose tensors have other shapes, with the pairs of their other direction."""
+    found: set[tuple[int, int]] = set()
+    stems = set()
+    for pair in pairs:
+        ours, theirs = calls[0][pair[0]], calls[1][pair[1]]
+        if ours is None or theirs is None:
+            continue
+        shapes = [{slot.name: slot.shape for slot in call.slots} for call in (ours, theirs)]
+        if any(shapes[1].get(name, shape) != shape for name, shape in shapes[0].items()):
+            found.add(pair)
+            stems.add(_stem(ours))
+    if found:
+        found |= {pair for pair in pairs if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
+    return found
+
+
+def _stem(call: Call) -> str:
+    """Return what a call and its backward have in common."""
+    return forward_name(call.name) or call.name
+
+
 Fact = tuple[FindingKind, str]
 
 _MAX_TEXT = 80
@@ -131,7 +190,9 @@ def pair_slots(baseline: Call, candidate: Call) -> tuple[list[tuple[Slot, Slot]]
             order = {slot.name: at for at, slot in enumerate(ours)}
             pairs = sorted([*pairs, *more], key=lambda pair: order[pair[0].name])
             paired |= {slot.name for slot, _ in more}
-    return pairs, [slot.name for slot in ours if slot.name not in paired], list(by_name)
+    # What a side did not record, or could not mean, the other side may lack.
+    lacking = [slot.name for slot in ours if slot.name not in paired and not slot.skipped]
+    return pairs, lacking, [name for name, slot in by_name.items() if not slot.skipped]
 
 
 def _positional_slot(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> list[tuple[Slot, Slot]]:
@@ -145,10 +206,14 @@ def _positional_slot(op: str, lacking: list[Slot], by_name: dict[str, Slot]) -> 
     return [(slot, by_name.pop(name)) for slot, name in found]
 
 
-def lacking_slots(lacking: list[str], extra: list[str]) -> Fact:
-    """Return the fact that some slots are on one side only."""
+def lacking_slots(lacking: list[str], extra: list[str], *, backward: bool) -> Fact:
+    """Return the fact that some slots are on one side only.
+
+    The gradient that a backward call receives is not seen where its result was overwritten: that changes no number.
+    """
+    received = backward and all(name.startswith("input.") for name in (*lacking, *extra))
     sides = [(f"only in baseline: {', '.join(lacking)}", lacking), (f"only in candidate: {', '.join(extra)}", extra)]
-    return "slots", "; ".join(text for text, names in sides if names)
+    return "received" if received else "slots", "; ".join(text for text, names in sides if names)
 
 
 def call_facts(baseline: Call, candidate: Call) -> Iterator[Fact]:
@@ -165,7 +230,9 @@ def call_facts(baseline: Call, candidate: Call) -> Iterator[Fact]:
 
 
 def slot_facts(baseline: Slot, candidate: Slot) -> Iterator[Fact]:
-    """Yield the differences in shape and dtype."""
+    """Yield the differences in shape and dtype, if both sides know theirs."""
+    if not baseline.dtype or not candidate.dtype:
+        return
     if baseline.shape != candidate.shape:
         yield "shape", f"{baseline.name}: {list(baseline.shape)} in baseline, {list(candidate.shape)} in candidate"
     if baseline.dtype != candidate.dtype:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tensorprobe.errors import SettingsError, did_you_mean
-from tensorprobe.files import read_file
+from tensorprobe.files import read_settings
 from tensorprobe.ops.names import FAMILIES, CallName, canonical_op, family_of, parse_call_name
 
 _EXAMPLE = "'Functional.silu = NPU.npu_silu'"
@@ -68,7 +68,7 @@ class _Line(NamedTuple):
 def read_map_text(path: str | os.PathLike[str]) -> str:
     """Return the text of a map file that is a map; raise SettingsError with the line that is wrong and the reason."""
     try:
-        text = read_file(path).decode("utf-8")
+        text = read_settings(path).decode("utf-8")
     except FileNotFoundError:
         raise SettingsError(f"map file '{path}' does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:

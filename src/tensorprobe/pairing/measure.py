@@ -8,27 +8,29 @@ once. If a tensor has no recorded values, its statistics are compared, and the c
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, islice
-from typing import Any
 
 import numpy
 
-from tensorprobe.errors import TensorDamaged
-from tensorprobe.model import DTYPES, Call, Slot, Summary
+from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.model import DTYPES, Call, Slot
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Buckets, Finding, FindingKind
 from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
-from tensorprobe.model.reason import Skipped, Unmeasured, Unrecorded
+from tensorprobe.model.reason import Skipped, Unmeasured
+from tensorprobe.numerics.masks import mask_values
+from tensorprobe.ops import Trait, has
 from tensorprobe.ops.names import canonical_op
 from tensorprobe.pairing.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
 from tensorprobe.pairing.call_pairs import (
     CHUNK,
     CallPair,
     Fact,
+    StandIn,
     call_facts,
     lacking_slots,
     pair_slots,
@@ -36,15 +38,18 @@ from tensorprobe.pairing.call_pairs import (
     read_pairs,
     slot_facts,
 )
-from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, stored_alike
+from tensorprobe.pairing.regions import Region, meet_again, with_regions
+from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, are_hidden, stored_alike, why_not
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
 
+_SIDES: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
 MAX_SUGGESTED = 50
 """Unpaired calls for which the nearest call is suggested; each costs a search."""
 MAX_FINDINGS = 10_000
 _HARD = ("shape", "slots", "raised")
 
+_AFTER_END = {"baseline": Skipped.AFTER_END_OF_CANDIDATE, "candidate": Skipped.AFTER_END_OF_BASELINE}
 _AGAIN = {"baseline": Skipped.AGAIN_IN_BASELINE, "candidate": Skipped.AGAIN_IN_CANDIDATE}
 _DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 
@@ -59,6 +64,8 @@ class SegmentPair:
     rank: int
     candidate_step: int
     candidate_rank: int
+    cut: tuple[bool, ...] = (False, False)
+    """Whether the recording of the baseline, and of the candidate, ended in the middle of the step."""
 
 
 def measure_segment(
@@ -70,10 +77,9 @@ def measure_segment(
     progress: Progress | None = None,
 ) -> Measured:
     """Align and measure one step of one rank; call `progress` with the number of call pairs that each chunk adds."""
-    segments = (
-        runs[0].segment(pair.step, pair.rank),
-        runs[1].segment(pair.candidate_step, pair.candidate_rank),
-    )
+    ours = runs[0].segment(pair.step, pair.rank)
+    theirs = runs[1].segment(pair.candidate_step, pair.candidate_rank)
+    segments = (against(ours, theirs), against(theirs, ours))
     options = options or Options()
     with _collector_paused(), Kernel(segments, threads) as kernel:
         if options.mapping is None:
@@ -116,17 +122,17 @@ def _measure_aligned(
     indexes = (segments[0].index(), segments[1].index())
     entries = (indexes[0].entries, indexes[1].entries)
 
-    @cache
-    def details(side: RunSideName) -> list[Detail]:
-        at = side == "candidate"
-        return _read_details(segments[at], entries[at])
-
+    details = details_of(segments)
     alignment = align_calls(*entries, details, options)
     table = _Table(kernel, pair)
     damaged = (len(indexes[0].damage), len(indexes[1].damage))
     if any(damaged):
         table.skip(Skipped.DAMAGED_LINE, sum(damaged))
-    pairs = read_pairs(segments, entries, alignment.pairs)
+    alone = table.unpaired(segments, entries, alignment, damaged)
+    regions: list[Region] = []
+    if any(alone):
+        alignment.pairs, alone, regions = meet_again(segments, entries, alignment.pairs, alone)
+    pairs = with_regions(read_pairs(segments, entries, alignment.pairs), regions)
     while chunk := list(islice(pairs, CHUNK)):
         table.add([read for read in chunk if isinstance(read, CallPair)])
         for reason in chunk:
@@ -134,13 +140,19 @@ def _measure_aligned(
                 table.skip(reason, 2)
         if progress is not None:
             progress(len(chunk))
-    table.add_unpaired(segments, entries, alignment, details, damaged)
+    table.add_unpaired(segments, entries, alignment, details, alone, regions)
     measured = table.measured()
+    measured.read = (len(entries[0]) + damaged[0], len(entries[1]) + damaged[1])
     measured.unused_map, measured.coarse = alignment.unused_map, alignment.method != "exact"
     return measured
 
 
-def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
+def details_of(segments: tuple[Segment, Segment]) -> Callable[[RunSideName], list[Detail]]:
+    """Return what tells the alignment more of the calls of a side. They are read when it is first asked."""
+    return cache(lambda side: _read_details(segments[side == "candidate"]))
+
+
+def _read_details(segment: Segment) -> list[Detail]:
     by_line: dict[int, Detail] = {}
     for item in segment.calls():
         if not isinstance(item, Damage):
@@ -149,7 +161,7 @@ def _read_details(segment: Segment, entries: Sequence[Entry]) -> list[Detail]:
                 call.level, call.module, tuple((slot.name, slot.dtype, slot.shape) for slot in call.slots)
             )
     unreadable = Detail("", "", None)
-    return [by_line.get(entry.line, unreadable) for entry in entries]
+    return [by_line.get(entry.line, unreadable) for entry in segment.index().entries]
 
 
 class _Table:
@@ -163,9 +175,11 @@ class _Table:
         self._findings: list[Finding] = []
         self._findings_left_out = 0
         self._found: dict[str, int] = {}
-        self._keys: dict[Any, int] = {}
+        self._contents: dict[Hashable, int] = {}
+        self._layouts: dict[Hashable, int] = {None: 0}
         self._forwards: dict[str, int] = {}
         self._rows = RowLists()
+        self._regions: dict[str, tuple[list[str], list[str]]] = {}
 
     def add(self, pairs: list[CallPair]) -> None:
         """Add the columns of more pairs of calls."""
@@ -190,7 +204,7 @@ class _Table:
                 calls.direction.append("forward")
                 calls.forward.append(-1)
                 self._forwards[call.name] = number
-        self._buckets.paired += len(pairs)
+        self._buckets.paired += sum(not isinstance(pair, StandIn) for pair in pairs)
         facts = {
             number: list(call_facts(a, b))
             for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
@@ -239,7 +253,7 @@ class _Table:
             counts.append(len(pairs))
             # A call that raised has no outputs; the exception is reported already.
             if (lacking or extra) and a.raised == b.raised:
-                facts.setdefault(number, []).append(lacking_slots(lacking, extra))
+                facts.setdefault(number, []).append(lacking_slots(lacking, extra, backward=a.direction == "backward"))
         return left, right, counts
 
     def _measure(self, left: list[Slot], right: list[Slot]) -> None:
@@ -254,7 +268,7 @@ class _Table:
             else VALUES
             if a.offset is not None and b.offset is not None
             else STATISTICS
-            if a.summary is not None and b.summary is not None and not _are_hidden(a.summary, b.summary)
+            if a.summary is not None and b.summary is not None and not are_hidden(a.summary, b.summary)
             else NONE
             for a, b in zip(left, right, strict=True)
         ]
@@ -263,18 +277,26 @@ class _Table:
         for at, basis in enumerate(rows.basis[start:], start=start):
             if basis == VALUES:
                 self._hand_over(at, left[at - start], right[at - start])
+            elif basis == DIGEST and mask_values(left[at - start]) and left[at - start].has_data:
+                with suppress(TensorDamaged):  # its statistics hold with the mask, too
+                    rows.job[at] = self._kernel.measure(left[at - start], right[at - start])
             elif basis == NONE:
-                rows.leave_out(at, *_why_not(left[at - start], right[at - start]))
-        number, pair = self._keys.setdefault, (self._pair.step, self._pair.rank)
-        rows.key += [
-            number(
-                (a.digest or a.summary or (pair, a.offset), b.digest or b.summary or (pair, b.offset)),
-                len(self._keys),
-            )
-            if basis in (VALUES, STATISTICS)
-            else -1
-            for basis, a, b in zip(rows.basis[start:], left, right, strict=True)
+                rows.leave_out(at, *why_not(left[at - start], right[at - start]))
+        rows.content[0].extend(self._content(slot) for slot in left)
+        rows.content[1].extend(self._content(slot) for slot in right)
+        rows.layout += [
+            0 if a.stride == b.stride else self._layouts.setdefault((a.stride, b.stride), len(self._layouts))
+            for a, b in zip(left, right, strict=True)
         ]
+
+    def _content(self, slot: Slot) -> int:
+        """Return the number of what a slot holds: the same for equal bytes, wherever they are."""
+        held: Hashable = slot.digest or slot.summary
+        if held is None:
+            if slot.offset is None:
+                return -1
+            held = (self._pair.step, self._pair.rank, slot.offset)
+        return self._contents.setdefault(held, len(self._contents))
 
     def _hand_over(self, at: int, ours: Slot, theirs: Slot) -> None:
         """Let the kernel measure the values of a row, unless another row has the same pair or the values cannot be read."""
@@ -299,18 +321,48 @@ class _Table:
 
     def measured(self) -> Measured:
         """Wait for the threads and return the finished columns."""
-        rows = self._rows.finish(self._kernel.results(), self._calls.direction)
+        rows = self._rows.finish(self._kernel.results(), self._kernel.apart, self._calls.direction)
         pair = self._pair
         return Measured(
             pair.step,
             pair.rank,
             self._calls,
             rows,
-            list(self._keys),
+            list(self._contents),
+            list(self._layouts),
             self._buckets,
             self._findings,
             self._findings_left_out,
+            read=(self._buckets.paired, self._buckets.paired),
+            regions=self._regions,
         )
+
+    def unpaired(
+        self,
+        segments: tuple[Segment, Segment],
+        entries: tuple[Sequence[Entry], Sequence[Entry]],
+        alignment: Alignment,
+        damaged: tuple[int, int],
+    ) -> tuple[list[int], list[int]]:
+        """Return the calls that only one side has, and skip those that the other side could not have."""
+        only: list[list[int]] = []
+        alone = (alignment.only_baseline, alignment.only_candidate)
+        for at, (side, positions, held, lost) in enumerate(zip(_SIDES, alone, entries, damaged[::-1], strict=True)):
+            if self._pair.cut[1 - at]:
+                last = max((pair[at] for pair in alignment.pairs), default=-1)
+                self.skip(_AFTER_END[side], sum(position > last for position in positions))
+                positions = [position for position in positions if position < last]
+            # With activation checkpointing in one run only, recomputed calls have no partner. That is no difference.
+            only.append([position for position in positions if not held[position].repeat])
+            if again := len(positions) - len(only[-1]):
+                self.skip(_AGAIN[side], again)
+            paired = {held[pair[at]].name for pair in alignment.pairs}
+            only[-1] = self._not_idle(only[-1], held, paired)
+            only[-1] = self._not_excused(only[-1], held, segments, side)
+            if 0 < len(only[-1]) <= lost:
+                self.skip(Skipped.PARTNER_DAMAGED, len(only.pop()))
+                only.append([])
+        return only[0], only[1]
 
     def add_unpaired(
         self,
@@ -318,27 +370,57 @@ class _Table:
         entries: tuple[Sequence[Entry], Sequence[Entry]],
         alignment: Alignment,
         details: Callable[[RunSideName], Sequence[Detail]],
-        damaged: tuple[int, int],
+        only: tuple[list[int], list[int]],
+        regions: Sequence[Region],
     ) -> None:
         """Add the calls that only one side has; suggest the nearest call of the other side for the first of them."""
-        sides: tuple[RunSideName, RunSideName] = ("baseline", "candidate")
-        only = []
-        for side, positions, held, lost in zip(
-            sides, (alignment.only_baseline, alignment.only_candidate), entries, damaged[::-1], strict=True
-        ):
-            # With activation checkpointing in one run only, recomputed calls have no partner. That is no difference.
-            only.append([position for position in positions if not held[position].repeat])
-            if again := len(positions) - len(only[-1]):
-                self.skip(_AGAIN[side], again)
-            if 0 < len(only[-1]) <= lost:
-                self.skip(Skipped.PARTNER_DAMAGED, len(only.pop()))
-                only.append([])
-        self._buckets.only_baseline += len(only[0])
-        self._buckets.only_candidate += len(only[1])
+        for region in regions:
+            names = [
+                [held[position].name for position in side] for held, side in zip(entries, region.members, strict=True)
+            ]
+            self._regions[region.name] = names[0], names[1]
+        inside = tuple(
+            {position: region.name for region in regions for position in region.members[at]} for at in (0, 1)
+        )
+        self._buckets.in_regions += sum(map(len, inside))
+        self._buckets.only_baseline += len(only[0]) - len(inside[0])
+        self._buckets.only_candidate += len(only[1]) - len(inside[1])
         if any(only):
             suggestions = Suggestions(alignment, *entries, details)
-            for side, positions in zip(sides, only, strict=True):
-                self._add_unpaired_side(side, positions, segments, entries, details, suggestions)
+            for side, positions, region_of in zip(_SIDES, only, inside, strict=True):
+                self._add_unpaired_side(side, positions, segments, entries, details, suggestions, region_of)
+
+    def _not_idle(self, positions: list[int], entries: Sequence[Entry], paired: set[str]) -> list[int]:
+        """Return the calls without the backward of copies and casts whose forward has a partner.
+
+        A tensor has another layout on another device: what is copied there may be contiguous here. The gradient that such a
+        call passes on is compared where it is used.
+        """
+        left = []
+        for position in positions:
+            forward = forward_name(name := entries[position].name)
+            if forward not in paired or not has(name.rsplit(".", 2)[0], Trait.MAY_DO_NOTHING):
+                left.append(position)
+        self.skip(Skipped.NOTHING_TO_DO, len(positions) - len(left))
+        return left
+
+    def _not_excused(
+        self, positions: list[int], entries: Sequence[Entry], segments: tuple[Segment, Segment], side: RunSideName
+    ) -> list[int]:
+        """Return the calls that the other side should have; skip those that its tool does not record."""
+        own, other = segments if side == "baseline" else segments[::-1]
+        excuses = [(getattr(segment, "excuse", None), segment is own) for segment in (own, other)]
+        asked = [(excuse, is_own) for excuse, is_own in excuses if excuse is not None]
+        if not asked:
+            return positions
+        left = []
+        for position in positions:
+            call = own.call_at(entries[position])
+            if not any(excuse(call, own=is_own) for excuse, is_own in asked):
+                left.append(position)
+        if excused := len(positions) - len(left):
+            self.skip(Skipped.OTHER_TOOL, excused)
+        return left
 
     def _add_unpaired_side(
         self,
@@ -348,6 +430,7 @@ class _Table:
         entries: tuple[Sequence[Entry], Sequence[Entry]],
         details: Callable[[RunSideName], Sequence[Detail]],
         suggestions: Suggestions,
+        region_of: Mapping[int, str],
     ) -> None:
         ours, theirs = entries if side == "baseline" else entries[::-1]
         kind: FindingKind = "only_baseline" if side == "baseline" else "only_candidate"
@@ -355,8 +438,18 @@ class _Table:
             near = suggestions.nearest(side, position) if number < MAX_SUGGESTED else None
             suggestion = "" if near is None else f"{theirs[near.position].name} ({near.reason})"
             module = details(side)[position].module
-            parent = segments[side == "candidate"].call_at(ours[position]).parent or ""
-            self._find(kind, ours[position].line, ours[position].name, module, suggestion=suggestion, parent=parent)
+            parent = ""
+            with suppress(RunDamaged):  # the line is counted as damaged where it is read
+                parent = segments[side == "candidate"].call_at(ours[position]).parent or ""
+            self._find(
+                kind,
+                ours[position].line,
+                ours[position].name,
+                module,
+                suggestion=suggestion,
+                parent=parent,
+                region=region_of.get(position, ""),
+            )
         self._findings_left_out += max(0, len(positions) - MAX_FINDINGS)
 
     def _find(
@@ -368,6 +461,7 @@ class _Table:
         detail: str = "",
         suggestion: str = "",
         parent: str = "",
+        region: str = "",
     ) -> None:
         self._found[kind] = self._found.get(kind, 0) + 1
         if self._found[kind] > MAX_FINDINGS:  # for each kind: many findings about dtypes must not hide a missing call
@@ -385,30 +479,22 @@ class _Table:
                 detail=detail,
                 suggestion=suggestion,
                 parent=parent,
+                region=region,
             )
         )
 
     def skip(self, reason: Skipped, count: int) -> None:
         """Count calls that cannot be compared."""
-        self._buckets.add(Buckets(skipped={reason.value: count}))
+        if count:
+            self._buckets.add(Buckets(skipped={reason.value: count}))
 
 
-def _why_not(ours: Slot, theirs: Slot) -> tuple[Unmeasured, str]:
-    """Return why a pair of slots cannot be measured, and the note that says so."""
-    if note := ours.skipped or theirs.skipped:
-        fresh = Unrecorded.of(note) is Unrecorded.UNINITIALISED
-        return Unmeasured.UNINITIALISED if fresh else Unmeasured.UNRECORDED, note
-    why = Unmeasured.UNRECORDED
-    if ours.shape != theirs.shape:
-        why = Unmeasured.SHAPE
-    elif ours.summary is not None and theirs.summary is not None:
-        why = Unmeasured.HIDDEN
-    return why, why.value
+def against(segment: Segment, other: Segment) -> Segment:
+    """Return a segment as it is compared with another. A reader of a tool that records otherwise may translate it.
 
-
-def _are_hidden(ours: Summary, theirs: Summary) -> bool:
-    """Return whether NaN hides every statistic: some tools do not leave NaN out, and then nothing describes the rest."""
-    if ours.nan >= 0 or theirs.nan >= 0:
-        return False
-    pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))
-    return all(one != one or other != other for one, other in pairs)
+    Such a segment has two methods more: `against(other)`, and `excuse(call, own=…)`: whether a call that only one of the
+    two has is no difference.
+    """
+    translate = getattr(segment, "against", None)
+    translated: Segment = segment if translate is None else translate(other)
+    return translated

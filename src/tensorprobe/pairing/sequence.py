@@ -189,7 +189,10 @@ class _CommonRuns:
         random = np.random.default_rng(0x5EED)
         size = int(max(a.max(initial=0), b.max(initial=0))) + 1
         values = random.integers(1 << 63, size=size, dtype=np.uint64)
-        base = np.full(max(len(a), len(b)) + 1, random.integers(1 << 63, dtype=np.uint64) * 2 + 1, dtype=np.uint64)
+        odd = (
+            int(random.integers(1 << 63, dtype=np.uint64)) * 2 + 1
+        )  # in Python: numpy 1 makes floats of uint64 and int
+        base = np.full(max(len(a), len(b)) + 1, odd, dtype=np.uint64)
         base[0] = 1
         self._powers = np.cumprod(base)
         self._hash_a, self._hash_b = (self._beginnings(values[side]) for side in (a, b))

@@ -11,18 +11,20 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy
 
-from tensorprobe.model import DTYPES, Slot
+from tensorprobe.model import DTYPES, Slot, Summary
 from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
-from tensorprobe.model.reason import Unmeasured
+from tensorprobe.model.reason import Unmeasured, Unrecorded
+from tensorprobe.numerics.masks import MASK_RATIO, blank_masks, mask_values
 from tensorprobe.numerics.pairs import RAW, derive, join_pairs, measure_pairs
+from tensorprobe.numerics.summary import Moments, join_moments, summarize_batch
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.run import Segment
 
@@ -55,6 +57,8 @@ class Kernel:
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._held: dict[int, object] = {}
         self._bytes = 0
+        self.apart: dict[int, Apart] = {}
+        """What was set apart of pairs, by their position in `results()`."""
 
     def __enter__(self) -> Kernel:
         return self
@@ -77,15 +81,17 @@ class Kernel:
     def _start(self, ours: Slot, theirs: Slot) -> None:
         (address_a, held_a), (address_b, held_b) = self._sources[0].hold(ours), self._sources[1].hold(theirs)
         one, other = DTYPES[ours.dtype], DTYPES[theirs.dtype]
-        nbytes = ours.nbytes
+        nbytes, slots = ours.nbytes, (ours, theirs)
+        if mask_values(ours):
+            position = len(self._known)
+            self._submit_alone(_measure_apart, slots, (address_a, address_b), (held_a, held_b), position, self.apart)
+            return
         if (ours.stride is None and theirs.stride is None) or stored_alike(ours, theirs):
             row = (address_a, address_b, nbytes // one.itemsize, one.code, other.code)
             if nbytes <= PIECE:
                 self._append(row, held_a, held_b, nbytes)
-            else:
-                self._submit_alone(_measure_pieces, row, (held_a, held_b), one.itemsize, other.itemsize)
-        else:
-            self._submit_alone(_measure_gathered, (ours, theirs), (address_a, address_b), (held_a, held_b))
+                return
+        self._submit_alone(_measure_whole, slots, (address_a, address_b), (held_a, held_b))
 
     def results(self) -> Array:
         """Return the raw figures of all pairs; no pair can be measured after that."""
@@ -156,29 +162,69 @@ def _measure_batch(rows: list[tuple[int, int, int, int, int]], held: object) -> 
     return measured
 
 
-def _measure_pieces(row: tuple[int, int, int, int, int], held: object, size_a: int, size_b: int) -> Array:
-    address_a, address_b, count, code_a, code_b = row
-    step = PIECE // max(size_a, size_b)
-    starts = list(range(0, count, step))
-    rows = [
-        (address_a + start * size_a, address_b + start * size_b, min(step, count - start), code_a, code_b)
-        for start in starts
-    ]
-    return _joined(measure_pairs(numpy.array(rows, dtype=numpy.int64)), starts)
+def _measure_whole(slots: tuple[Slot, Slot], addresses: tuple[int, int], held: object) -> Array:
+    """Measure a pair in pieces: one that is large, or whose sides are stored in different orders."""
+    parts = [(start, _measure_dense(slots, one, other)) for start, one, other in _dense_pieces(slots, addresses)]
+    raw = _joined(numpy.concatenate([part for _, part in parts]), [start for start, _ in parts])
+    raw["bit_identical"] &= slots[0].dtype == slots[1].dtype
+    return raw
 
 
-def _measure_gathered(slots: tuple[Slot, Slot], addresses: tuple[int, int], held: object) -> Array:
-    """Measure a pair whose sides are stored in different orders: copy piece by piece into row-major order first."""
+def _measure_dense(slots: tuple[Slot, Slot], one: Array, other: Array) -> Array:
     codes = [DTYPES[slot.dtype].code for slot in slots]
+    return measure_pairs(numpy.array([(one.ctypes.data, other.ctypes.data, one.size, *codes)], dtype=numpy.int64))
+
+
+def _dense_pieces(slots: tuple[Slot, Slot], addresses: tuple[int, int]) -> Iterator[tuple[int, Array, Array]]:
+    """Yield consecutive elements of both sides as raw numbers, with the position of the first; copied if orders differ."""
+    sizes = [DTYPES[slot.dtype].itemsize for slot in slots]
+    if stored_alike(*slots):
+        flat = [
+            _memory(address, slots[0].count * size).view(f"V{size}")
+            for address, size in zip(addresses, sizes, strict=True)
+        ]
+        step = PIECE // max(sizes)
+        for start in range(0, slots[0].count, step):
+            yield start, flat[0][start : start + step], flat[1][start : start + step]
+        return
     views = [_strided(slot, address) for slot, address in zip(slots, addresses, strict=True)]
-    parts, starts, start = [], [], 0
-    for index in _pieces(slots[0].shape, max(view.itemsize for view in views)):
-        dense = [numpy.ascontiguousarray(view[index]) for view in views]
-        row = (dense[0].ctypes.data, dense[1].ctypes.data, dense[0].size, *codes)
-        parts.append(measure_pairs(numpy.array([row], dtype=numpy.int64)))
+    start = 0
+    for index in _pieces(slots[0].shape, max(sizes)):
+        one, other = (numpy.ascontiguousarray(view[index]).reshape(-1) for view in views)
+        yield start, one, other
+        start += one.size
+
+
+class Apart(NamedTuple):
+    """What was set apart of a pair: so many elements, and the statistics of the others on both sides."""
+
+    elements: int
+    moments: tuple[Moments, Moments]
+
+
+def _measure_apart(
+    slots: tuple[Slot, Slot], addresses: tuple[int, int], held: object, position: int, found: dict[int, Apart]
+) -> Array:
+    """Measure a pair without the huge constants that both sides share, as masks have them; they count as zeros.
+
+    What was set apart goes to `found`.
+    """
+    ends = mask_values(slots[0])
+    parts, moments, starts, apart = [], [], [], 0
+    for start, one, other in _dense_pieces(slots, addresses):
+        blank, dense = blank_masks((one, other), (slots[0].dtype, slots[1].dtype), ends)
+        parts.append(_measure_dense(slots, *dense))
+        rows = [(side.ctypes.data, side.size, DTYPES[slot.dtype].code) for side, slot in zip(dense, slots, strict=True)]
+        moments.append((summarize_batch(rows), one.size))
         starts.append(start)
-        start += dense[0].size
+        apart += blank
+    joined = [join_moments([(each[side], count) for each, count in moments]) for side in (0, 1)]
+    rest = max(abs(joined[0].max), abs(joined[0].min))
+    if apart < 2 or not MASK_RATIO * rest <= min(map(abs, ends)):
+        return _measure_whole(slots, addresses, held)
+    found[position] = Apart(apart, (joined[0], joined[1]))
     raw = _joined(numpy.concatenate(parts), starts)
+    raw["finite"] -= apart
     raw["bit_identical"] &= slots[0].dtype == slots[1].dtype
     return raw
 
@@ -222,13 +268,14 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
 
 
 class RowLists:
-    """Columns as lists that grow. The caller, who decides how to measure, fills in `basis`, `job`, `key` and `note`."""
+    """Columns as lists that grow. The caller, who decides how to measure, fills in those without an underscore but `slot`."""
 
     def __init__(self) -> None:
         self.slot: list[str] = []
         self.basis: list[int] = []
         self.job: list[int] = []
-        self.key: list[int] = []
+        self.content: tuple[list[int], list[int]] = ([], [])
+        self.layout: list[int] = []
         self.note: list[str] = []
         self.unmeasured: dict[int, Unmeasured] = {}
         self.permuted: dict[int, Slot] = {}
@@ -258,14 +305,16 @@ class RowLists:
         """Note that a row cannot be measured."""
         self.basis[row], self.note[row], self.unmeasured[row] = NONE, note, why
 
-    def finish(self, raw: Array, directions: Sequence[str]) -> Rows:
-        """Return the finished columns; `raw` holds the kernel's figures, `directions` the directions of the calls."""
+    def finish(self, raw: Array, apart: Mapping[int, Apart], directions: Sequence[str]) -> Rows:
+        """Return the finished columns; `raw` and `apart` are the kernel's, `directions` those of the calls."""
         sides = {name: code for name in set(self.slot) if (code := _SIDE_CODES.get(name.partition(".")[0], 0)) >= 0}
         call = numpy.concatenate(self._call) if self._call else numpy.zeros(0, dtype=numpy.int64)
         side = numpy.array([sides[name] for name in self.slot], dtype=numpy.int8)
         backward = numpy.array([direction == "backward" for direction in directions], dtype=bool)
         output, parameters = SIDES.index("output"), SIDES.index("parameters")
         basis = numpy.array(self.basis, dtype=numpy.int8)
+        content = tuple(numpy.array(side, dtype=numpy.int64) for side in self.content)
+        layout = numpy.array(self.layout, dtype=numpy.int64)
         return Rows(
             call=call,
             slot=self.slot,
@@ -275,15 +324,17 @@ class RowLists:
             dtype_names=self._dtypes,
             shapes=self._shapes,
             basis=basis,
-            key=numpy.array(self.key, dtype=numpy.int64),
+            content=(content[0], content[1]),
+            layout=layout,
+            key=number_pairs(content, layout, (basis == VALUES) | (basis == STATISTICS)),
             grad=numpy.array(self._grad, dtype=bool),
             other_bits=numpy.array(self._digested, dtype=bool) & (basis != DIGEST),
             note=self.note,
-            figures=self._figures(raw),
+            figures=self._figures(raw, apart),
             unmeasured=self.unmeasured,
         )
 
-    def _figures(self, raw: Array) -> dict[str, Array]:
+    def _figures(self, raw: Array, apart: Mapping[int, Apart]) -> dict[str, Array]:
         """Return a column for each figure; rows without values get what digests and statistics say."""
         basis, job = numpy.array(self.basis, dtype=numpy.int8), numpy.array(self.job, dtype=numpy.int64)
         measured = basis == VALUES
@@ -308,17 +359,38 @@ class RowLists:
             lacking = measured & numpy.isnan(columns[name]) & (columns["count"] > 0)
             at = job[lacking]
             columns[name][lacking] = numpy.sqrt(raw[squares][at]) / raw["scale"][at]
+        self._set_apart(columns, job, apart)
         self._fill_equal(columns, basis == DIGEST)
         _fill_statistics(columns, basis == STATISTICS, numpy.array(self._digested, dtype=bool))
         return columns
+
+    def _set_apart(self, columns: dict[str, Array], job: Array, apart: Mapping[int, Apart]) -> None:
+        """Replace the statistics of pairs that hold a mask by those of their other elements."""
+        columns["set_apart"] = numpy.zeros(len(job), dtype=numpy.int64)
+        for row in numpy.flatnonzero(numpy.isin(job, list(apart))).tolist() if apart else ():
+            found = apart[int(job[row])]
+            columns["set_apart"][row] = found.elements
+            for side, moments in zip(("baseline", "candidate"), found.moments, strict=True):
+                for name in ("max", "min", "norm"):
+                    columns[f"{side}_{name}"][row] = getattr(moments, name)
 
     def _fill_equal(self, columns: dict[str, Array], equal: Array) -> None:
         sizes = {shape: int(numpy.prod(shape, dtype=object)) for shape in set(self._shapes[0])}
         counts = numpy.array([min(sizes[shape], 2**62) for shape in self._shapes[0]], dtype=numpy.int64)
         lost = numpy.maximum(columns["baseline_nan"], 0) + numpy.maximum(columns["baseline_inf"], 0)
-        columns["count"][equal] = numpy.maximum(counts - lost, 0)[equal]
+        columns["count"][equal] = numpy.maximum(counts - lost - columns["set_apart"], 0)[equal]
         for name, figure in FIGURES.items():
             columns[name][equal] = figure.equal
+
+
+def number_pairs(content: Sequence[Array], layout: Array, differing: Array) -> Array:
+    """Return a number for each distinct pair of contents and layouts among the differing rows; -1 for the others."""
+    key = numpy.full(len(layout), -1, dtype=numpy.int64)
+    if differing.any():
+        one, other, laid = (column[differing] for column in (*content, layout))
+        code = ((one + 1) * (other.max() + 2) + other + 1) * (laid.max() + 1) + laid
+        key[differing] = numpy.unique(code, return_inverse=True)[1]
+    return key
 
 
 def _fill_statistics(columns: dict[str, Array], rows: Array, digested: Array) -> None:
@@ -358,3 +430,24 @@ def _whole(values: Array) -> Array:
 
 def _codes(names: Sequence[str]) -> Array:
     return numpy.array([_DTYPE_CODES.get(name, UNKNOWN_DTYPE) for name in names], dtype=numpy.int16)
+
+
+def why_not(ours: Slot, theirs: Slot) -> tuple[Unmeasured, str]:
+    """Return why a pair of slots cannot be measured, and the note that says so."""
+    if note := ours.skipped or theirs.skipped:
+        fresh = Unrecorded.of(note) is Unrecorded.UNINITIALISED
+        return Unmeasured.UNINITIALISED if fresh else Unmeasured.UNRECORDED, note
+    why = Unmeasured.UNRECORDED
+    if ours.shape != theirs.shape:
+        why = Unmeasured.SHAPE
+    elif ours.summary is not None and theirs.summary is not None:
+        why = Unmeasured.HIDDEN
+    return why, why.value
+
+
+def are_hidden(ours: Summary, theirs: Summary) -> bool:
+    """Return whether NaN hides every statistic: some tools do not leave NaN out, and then nothing describes the rest."""
+    if ours.nan >= 0 or theirs.nan >= 0:
+        return False
+    pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))
+    return all(one != one or other != other for one, other in pairs)

@@ -105,6 +105,10 @@ class Blob:
         self._reach, self._trusted = min(len(mapping), mapping.size()), TRUSTED
         return self._address + offset, mapping
 
+    def apart(self) -> Blob:
+        """Return the same file with a mapping of its own: whoever drops its pages takes nothing from those who wrote to theirs."""
+        return Blob(self._root, self._parts[:-1], MappingPool())
+
     def _check(self, slot: Slot) -> tuple[int, int]:
         """Return length and offset of the bytes of `slot`; raise TensorDamaged when they are impossible."""
         kind = (slot.dtype, slot.shape, slot.stride)

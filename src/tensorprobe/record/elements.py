@@ -48,10 +48,10 @@ def demand_shape(slot: Slot) -> int:
             raise TensorDamaged(f"it has {len(slot.stride)} strides for {len(slot.shape)} dimensions")
         if slot.stride and not 0 <= min(slot.stride) <= max(slot.stride) <= _LARGEST:
             raise TensorDamaged(f"its stride {list(slot.stride)} is impossible")
-    demanded = math.prod(slot.shape) * dtype.itemsize
-    if demanded > _LARGEST:
+    # A tensor without elements has to fit, too: numpy and torch multiply the other sizes.
+    if math.prod(filter(None, slot.shape)) * dtype.itemsize > _LARGEST:
         raise TensorDamaged(f"its shape {list(slot.shape)} is impossible")
-    return demanded
+    return math.prod(slot.shape) * dtype.itemsize
 
 
 def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
@@ -72,27 +72,50 @@ def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
     return flat.view(slot.shape)
 
 
-def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
-    """Return an array on the memory of `buffer`. bfloat16 and float8 are copied to float32, complex32 to complex64."""
+def contiguous(buffer: memoryview, slot: Slot) -> memoryview:
+    """Return the stored bytes in row-major order; a copy if they are a block with a recorded stride."""
+    if slot.stride is None or not slot.count or not is_dense(slot.shape, slot.stride):
+        return buffer
     import numpy
 
-    name = NUMPY_NAMES.get(slot.dtype)
-    flat: numpy.ndarray[Any, Any]
-    if name is not None:
-        if slot.dtype == "bool" and slot.count and int(numpy.frombuffer(buffer, numpy.uint8).max()) > 1:
-            raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
-        flat = numpy.frombuffer(buffer, name)
-    elif slot.dtype == "bfloat16":
-        bits = numpy.frombuffer(buffer, "<u2").astype(numpy.uint32)
-        bits <<= 16
-        flat = bits.view(numpy.float32)
-    elif slot.dtype == "complex32":
-        flat = numpy.frombuffer(buffer, "<f2").astype(numpy.float32).view(numpy.complex64)
-    elif slot.dtype in FLOAT8:
-        flat = numpy.array(decode_table(slot.dtype), numpy.float32)[numpy.frombuffer(buffer, numpy.uint8)]
-    else:
-        raise TensorDamaged(f"its dtype {slot.dtype} has no counterpart in numpy")
+    size = DTYPES[slot.dtype].itemsize
+    steps = [step * size if length != 1 else 0 for step, length in zip(slot.stride, slot.shape, strict=True)]
+    return numpy.ascontiguousarray(numpy.ndarray(slot.shape, f"V{size}", buffer, strides=steps)).data.cast("B")
+
+
+def to_numpy(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
+    """Return an array on the memory of `buffer`. bfloat16 and float8 are copied to float32, complex32 to complex64."""
+    return widen(stored_elements(buffer, slot), slot.dtype)
+
+
+def stored_elements(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
+    """Return the elements as they are stored, in their shape and never copied; `widen` makes numbers of a part of them."""
+    import numpy
+
+    name = NUMPY_NAMES.get(slot.dtype, f"<u{DTYPES[slot.dtype].itemsize}")
+    if slot.dtype == "bool" and slot.count and int(numpy.frombuffer(buffer, numpy.uint8).max()) > 1:
+        raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
+    flat: numpy.ndarray[Any, Any] = numpy.frombuffer(buffer, name)
     if slot.count and slot.stride is not None and is_dense(slot.shape, slot.stride):
         steps = [step * flat.itemsize if size != 1 else 0 for step, size in zip(slot.stride, slot.shape, strict=True)]
         return numpy.ndarray(slot.shape, flat.dtype, flat, strides=steps)
     return flat.reshape(slot.shape)
+
+
+def widen(values: numpy.ndarray[Any, Any], dtype: str) -> numpy.ndarray[Any, Any]:
+    """Return stored elements as numbers that numpy has."""
+    import numpy
+
+    if dtype in NUMPY_NAMES:
+        return values
+    if dtype == "bfloat16":
+        bits = values.astype(numpy.uint32)
+        bits <<= numpy.uint32(16)  # numpy 1 takes 16 for an int64 where there is one element
+        return bits.view(numpy.float32)
+    if dtype == "complex32":
+        halves = numpy.ascontiguousarray(values).view("<f2").astype(numpy.float32)
+        return halves.view(numpy.complex64).reshape(values.shape)
+    if dtype in FLOAT8:
+        table: numpy.ndarray[Any, Any] = numpy.array(decode_table(dtype), numpy.float32)[values]
+        return table
+    raise TensorDamaged(f"its dtype {dtype} has no counterpart in numpy")

@@ -50,9 +50,17 @@ class CloseNote(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     coverage: dict[str, Any]
     coordinates: dict[str, int]
     device: str
+    raised: str = ""
+    """The exception that ends the program, if one does."""
 
 
-Note = StepNote | StackNote | DropNote | CloseNote
+class EndNote(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """The step has ended: no more calls of it will come."""
+
+    step: int
+
+
+Note = StepNote | StackNote | DropNote | CloseNote | EndNote
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +80,8 @@ class Orders(msgspec.Struct, frozen=True):
     ring_fd: int
     ring_bytes: int
     pipe_fd: int
+    lock_fd: int
+    """The rank's part, open and locked; -1 where there is none."""
     keep_data: bool
     max_bytes: int | None
     direct: bool

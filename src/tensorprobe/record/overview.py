@@ -12,17 +12,19 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.errors import NotFound, RunDamaged, TensorDamaged, nearest
-from tensorprobe.model import Coverage
+from tensorprobe.model import Call, Coverage
 from tensorprobe.model.overview import CallLine, CallView, Element, Number, RunOverview, SegmentOverview, SlotView
-from tensorprobe.record.draining import trainer_is_alive
-from tensorprobe.record.run import Run, ranges
+from tensorprobe.record.elements import widen
+from tensorprobe.record.endings import describe_end
+from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall, StoredSlot
 
 if TYPE_CHECKING:
     import numpy
 
 MAX_SCANNED = 64 << 20
-_FIRST = 6
+FIRST = 6
+"""Values of a tensor that are shown."""
 _EARLY = 100
 
 
@@ -32,7 +34,7 @@ def describe_run(run: Run) -> RunOverview:
     return RunOverview(
         path=str(run.path),
         closed=run.closed,
-        incomplete=None if run.closed else _incomplete(run, segments),
+        incomplete=describe_end(run),
         steps=run.steps,
         ranks=run.ranks,
         calls=sum(segment.calls for segment in segments),
@@ -48,12 +50,15 @@ def describe_run(run: Run) -> RunOverview:
         settings=run.manifest.settings,
         coverage=merge_coverage(run.coverage.values()),
         segments=segments,
+        provenance=run.manifest.provenance,
+        exit_code=run.manifest.exit_code,
+        lacks=run.manifest.lacks,
         example=_example(run),
     )
 
 
-def describe_call(run: Run, call: StoredCall, *, slot: str | None = None) -> CallView:
-    """Return one call with its stack and sample values, or only the given slot of it."""
+def describe_call(run: Run, call: StoredCall, *, slot: str | None = None, values: int = FIRST) -> CallView:
+    """Return one call with its stack and the first values of its tensors, or only the given slot of it."""
     slots = [held for held in call.slots if slot is None or held.name == slot or held.name.startswith(slot + ".")]
     if slot is not None and not slots:
         known = [held.name for held in call.slots]
@@ -76,20 +81,19 @@ def describe_call(run: Run, call: StoredCall, *, slot: str | None = None) -> Cal
         frames=list(stack.frames) if stack else [],
         args=call.args,
         kwargs=call.kwargs,
-        slots=[describe_slot(held) for held in slots],
+        slots=[describe_slot(held, values) for held in slots],
     )
 
 
-def describe_slot(slot: StoredSlot) -> SlotView:
+def describe_slot(slot: StoredSlot, values: int = FIRST) -> SlotView:
     """Return one tensor with its first values and the indices of its extremes, if its values can be read."""
     first: list[Number] = []
     places: dict[str, Element] = {}
     problem = None
     if slot.has_data:
         try:
-            array = slot.numpy()
-            first = [_number(value) for value in array.flat[:_FIRST].tolist()]
-            places = _places(array) if slot.nbytes <= MAX_SCANNED else {}
+            first = [_number(value) for value in widen(slot.stored().flat[:values], slot.dtype).tolist()]
+            places = _places(slot.numpy()) if slot.nbytes <= MAX_SCANNED else {}
         except (TensorDamaged, RunDamaged) as error:
             problem = str(error)
     return SlotView(
@@ -124,6 +128,14 @@ def describe_line(call: StoredCall) -> CallLine:
     """Return one call as a line of a list."""
     outputs = [f"{slot.dtype} {list(slot.shape)}" for slot in call.outputs]
     return CallLine(call.name, call.step, call.rank, call.index, call.repeat, call.module, outputs)
+
+
+def count_ops(run: Run) -> dict[str, int]:
+    """Return how often each op was called, in both directions together; no call is decoded."""
+    counts: Counter[str] = Counter()
+    for place in run.segments():
+        counts.update(Call(entry.name).op for entry in run.segment(*place).index().entries)
+    return dict(counts.most_common())
 
 
 def merge_coverage(parts: Iterable[Coverage]) -> Coverage:
@@ -162,31 +174,6 @@ def _describe_segment(run: Run, step: int, rank: int) -> SegmentOverview:
         return SegmentOverview(step, rank, len(index.entries), len(index.damage), segment.size_bytes())
     except RunDamaged:
         return SegmentOverview(step, rank, 0, 1, 0)
-
-
-def _incomplete(run: Run, segments: list[SegmentOverview]) -> str:
-    """Return which steps of an unclosed run are complete, and what the next step holds."""
-    ends = {
-        rank: max((segment.step for segment in segments if segment.rank == rank), default=-1)
-        for rank, part in run.parts.items()
-        if not part.closed
-    }
-    edge = min(ends.values(), default=-1)
-    alive = sorted(part.pid for part in run.parts.values() if trainer_is_alive(part))
-    what = f"is still being recorded (process {', '.join(map(str, alive))})" if alive else "was never closed"
-    whole = [step for step in run.steps if step < edge]
-    rest = {segment.rank: segment.calls for segment in segments if segment.step == edge}
-    counts = [
-        f"{rest[rank]:,} calls on rank {rank}" if rest.get(rank) else f"none on rank {rank}" for rank in run.ranks[:8]
-    ]
-    steps = (
-        f"Step{'s' if len(whole) > 1 else ''} {ranges(whole)} {'are' if len(whole) > 1 else 'is'} complete; "
-        if whole
-        else ""
-    )
-    if edge < 0:
-        return f"'{run.path}' {what}. {'Some ranks hold' if segments else 'It holds'} no calls."
-    return f"'{run.path}' {what}. {steps}step {edge} has {', '.join(counts)}{', …' if len(run.ranks) > 8 else ''}."
 
 
 def _example(run: Run) -> str | None:

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tensorprobe.record.apart import unseen_children
+
 _ENVIRONMENT = re.compile(
     r"(OMP|MKL|OPENBLAS|KMP|CUDA|CUBLAS|CUDNN|NCCL|GLOO|HCCL|ASCEND|NPU|TORCH|PYTORCH|TORCHINDUCTOR|XLA|NVIDIA_TF32)_[A-Z0-9_]+"
     r"|PYTHONHASHSEED|WORLD_SIZE|LOCAL_WORLD_SIZE|DNNL_[A-Z0-9_]+|ONEDNN_[A-Z0-9_]+"
@@ -95,7 +97,7 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: _REDACTED if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) else value
         for name, value in sorted(environment.items())
-        if _ENVIRONMENT.fullmatch(name)
+        if _ENVIRONMENT.fullmatch(name) and not name.endswith("_CACHE_DIR")  # torch sets them itself, where it compiles
     }
 
 
@@ -121,14 +123,30 @@ def _commit() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "core.fsmonitor=false", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=_GIT_SECONDS,
-        check=False,
-    )
+    with unseen_children():
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _autocast() -> str:
+    """The kinds of device for which autocast is on where the recording begins."""
+    from tensorprobe import torch_names
+
+    on = []
+    for device in ("cpu", "cuda", "npu", "xpu", "mps"):
+        try:
+            if torch_names.is_autocast_on(device):
+                on.append(device)
+        except RuntimeError:  # a device that this torch does not know
+            continue
+    return ", ".join(on) or "off"
 
 
 def _switches() -> dict[str, Any]:
@@ -141,6 +159,7 @@ def _switches() -> dict[str, Any]:
         "default dtype": lambda: str(torch.get_default_dtype()),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
         "float32 matmul precision": torch.get_float32_matmul_precision,
+        "autocast": _autocast,
         "TF32 in matmul": lambda: backends.cuda.matmul.allow_tf32,
         "TF32 in cudnn": lambda: backends.cudnn.allow_tf32,
         "reduced precision reductions, fp16": lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction,

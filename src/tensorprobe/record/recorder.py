@@ -25,10 +25,12 @@ from tensorprobe.model.dtypes import BY_CODE
 from tensorprobe.model.event import NO_TOKEN, Event
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.summary import Moments, Row, RunningDigest, digest, join_moments, summarize_batch
+from tensorprobe.record.apart import life_of
 from tensorprobe.record.messages import (
     LENGTH_BYTES,
     CloseNote,
     DropNote,
+    EndNote,
     Frame,
     Note,
     Orders,
@@ -107,7 +109,9 @@ class Recorder:
         self._partial: _PartialTensor | None = None
         self._closing: CloseNote | None = None
         self._populated = 0
-        self._populating = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-ring")
+        apart = os.getpid() != orders.trainer_pid
+        self._trainer = life_of(orders.trainer_pid) if apart else None
+        self._populating = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-ring") if apart else None
 
     def run(self) -> None:
         """Until the trainer closes the run or is gone."""
@@ -122,7 +126,8 @@ class Recorder:
                         elif frame.note is not None:
                             self._take_note(frame.note)
         finally:
-            self._populating.shutdown()
+            if self._populating is not None:
+                self._populating.shutdown()
             self.part = self._files.finish(self._closing, self._orders.trainer_pid)
 
     def _batches(self) -> Iterator[list[Frame]]:
@@ -167,7 +172,7 @@ class Recorder:
 
     def _is_orphan(self) -> bool:
         """The pipe may be held open by forked workers of a trainer that is gone: then nobody will ever close it."""
-        return os.getpid() != self._orders.trainer_pid and os.getppid() != self._orders.trainer_pid
+        return self._trainer is not None and not self._trainer()
 
     def _take_pieces(self, pieces: list[Piece]) -> None:
         """Store the tensors in groups, giving each group's place in the ring back as soon as it is read."""
@@ -220,7 +225,7 @@ class Recorder:
         """Everything up to this piece is read. If the trainer is moving into memory it has not used before, get that ready for it."""
         self._ring.consumed = piece.position + piece.nbytes
         wanted = min(piece.position + _AHEAD_BYTES, self._ring.size_bytes)
-        if wanted > self._populated:
+        if wanted > self._populated and self._populating is not None:
             self._populating.submit(self._ring.populate, self._populated, wanted - self._populated)
             self._populated = wanted
 
@@ -240,6 +245,9 @@ class Recorder:
             self._files.stack(note)
         elif isinstance(note, StepNote):
             self._files.step(note.step)
+        elif isinstance(note, EndNote):
+            if isinstance(self._files, StepFiles):  # other layouts do not say which steps are whole
+                self._files.end_step(note.step)
         elif isinstance(note, DropNote):
             for token in note.tokens:
                 stored = self._stored.pop(token, None)
@@ -255,7 +263,9 @@ def _open_files(orders: Orders) -> CallFiles:
         files: CallFiles = getattr(import_module(module), function)(orders.layout_options, orders.rank)
         return files
     store = TensorStore(keep_data=orders.keep_data, max_bytes=orders.max_bytes, direct=orders.direct)
-    return StepFiles(RunPlace(Path(orders.run)), orders.rank, store)
+    return StepFiles(
+        RunPlace(Path(orders.run)), orders.rank, store, trainer_pid=orders.trainer_pid, lock=orders.lock_fd
+    )
 
 
 def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
@@ -290,7 +300,6 @@ def main(orders_json: str) -> None:
     ring = Ring(orders.ring_bytes, orders.ring_fd)
     recorder = Recorder(orders, ring)
     recorder.run()
-    if recorder.part is not None:
-        # The trainer reads it from here: a dump in another layout has no place for it, and a folder may be gone.
-        write_all(1, msgspec.json.encode(recorder.part))
+    # The trainer reads it from here: a dump in another layout has no place for it, and a folder may be gone.
+    write_all(1, b"\0" + (b"" if recorder.part is None else msgspec.json.encode(recorder.part)))
     os._exit(0)  # everything is written and closed; taking the interpreter down would keep the trainer waiting

@@ -11,7 +11,9 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
+
+from tensorprobe.record.apart import files_of
 
 ALIGNMENT = 64
 _HEADER_BYTES = mmap.PAGESIZE
@@ -19,43 +21,50 @@ _POPULATE_BYTES = 4 << 20
 _MADV_POPULATE_WRITE = 23
 
 
-def _find_madvise() -> Callable[[int, int, int], int] | None:
-    """The system's call, or None where there is none. What it answers does not matter: it only saves time."""
+def _find(name: str, result: Any, *arguments: Any) -> Callable[..., int] | None:
+    """A function of the system, or None where there is none."""
     try:
-        madvise = ctypes.CDLL(None).madvise
+        found = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError, TypeError):
         return None
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return cast(Callable[[int, int, int], int], madvise)
+    found.restype, found.argtypes = result, arguments
+    return cast(Callable[..., int], found)
 
 
-_madvise = _find_madvise()
+_pointer, _size = ctypes.c_void_p, ctypes.c_size_t
+_madvise = _find("madvise", ctypes.c_int, _pointer, _size, ctypes.c_int)
+_mmap = _find("mmap", _pointer, _pointer, _size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_munmap = _find("munmap", ctypes.c_int, _pointer, _size)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapping:
+    """Shared memory. Python's own `mmap` would keep a duplicate of the descriptor, under a number that a program may close."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        if _mmap is None or _munmap is None:
+            raise OSError("this system has no shared memory")
+        self._nbytes = nbytes
+        self._address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if self._address == _FAILED:
+            raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
+        self.bytes = memoryview((ctypes.c_char * nbytes).from_address(self._address)).cast("B")
+
+    def close(self) -> None:
+        if _munmap is not None:
+            _munmap(self._address, self._nbytes)
 
 
 class Ring:
-    """`size_bytes` of shared memory after one page of header. `fd` is -1 where it is not shared with another process."""
+    """`size_bytes` of memory after one page of header. `fd` is that of shared memory, and may be closed afterwards."""
 
     def __init__(self, size_bytes: int, fd: int = -1) -> None:
         self.size_bytes = size_bytes
-        self.fd = fd
-        if fd == -1:
-            self._map = mmap.mmap(-1, _HEADER_BYTES + size_bytes)
-        else:
-            self._map = mmap.mmap(fd, _HEADER_BYTES + size_bytes, flags=mmap.MAP_SHARED)
-        self._bytes = memoryview(self._map)
+        nbytes = _HEADER_BYTES + size_bytes
+        self._map = _Mapping(fd, nbytes) if fd != -1 else None
+        self._bytes = memoryview(mmap.mmap(-1, nbytes)) if self._map is None else self._map.bytes
         self._header = self._bytes[:16].cast("Q")
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + _HEADER_BYTES
-
-    @classmethod
-    def shared(cls, size_bytes: int) -> Ring:
-        """A ring whose `fd` another process can open; fails with OSError or AttributeError where the system has no memfd."""
-        fd = os.memfd_create("tensorprobe", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, _HEADER_BYTES + size_bytes)
-            return cls(size_bytes, fd)
-        except BaseException:
-            os.close(fd)
-            raise
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes)) + _HEADER_BYTES
 
     @property
     def consumed(self) -> int:
@@ -67,13 +76,13 @@ class Ring:
         self._header[0] = position
 
     @property
-    def is_read(self) -> bool:
-        """Whether a recorder has begun to read."""
-        return bool(self._header[1])
+    def reader(self) -> int:
+        """The process of the recorder that has begun to read; 0 before."""
+        return self._header[1]
 
     def begin_reading(self) -> None:
         """Said by the recorder once it is ready."""
-        self._header[1] = 1
+        self._header[1] = os.getpid()
 
     def populate(self, start: int, nbytes: int) -> None:
         """Have the system put memory behind a part of the ring now, in one go: a fault for each page as it is touched costs far more."""
@@ -90,10 +99,20 @@ class Ring:
         """Give the memory back to the system as soon as nobody looks at it any more."""
         self._header.release()
         self._bytes.release()
-        self._map.close()
-        if self.fd != -1:
-            os.close(self.fd)
-            self.fd = -1
+        if self._map is not None:
+            self._map.close()
+
+
+def shared_memory(size_bytes: int) -> int:
+    """Return a descriptor of memory for a ring; OSError or AttributeError where the system has none."""
+    with files_of(_HEADER_BYTES + size_bytes):
+        fd = os.memfd_create("tensorprobe", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _HEADER_BYTES + size_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
 
 def aligned(nbytes: int) -> int:

@@ -19,7 +19,9 @@ from tensorprobe.errors import NotFound, RunDamaged, nearest
 from tensorprobe.model import Call, Coverage, Manifest, RankPart, Stack
 from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.lines import Damage
+from tensorprobe.record.names import MODULE, is_inside, name_fits
 from tensorprobe.record.stored import StoredCall
+from tensorprobe.text import ranges
 
 OnDamage = Literal["raise", "skip"]
 """At a damaged line: raise RunDamaged after the calls before it, or continue with the calls after it."""
@@ -193,30 +195,36 @@ class Run:
     def find(
         self, name: str, *, step: int | None = None, rank: int | None = None, repeat: int | None = None
     ) -> list[StoredCall]:
-        """Return the calls with this name, or with this name and a dot as prefix, in the first step and rank that has any.
+        """Return the calls that `name` stands for (`record.names`), in the first step and rank that has any.
 
-        `Functional.conv2d.1` finds its forward and its backward, `Functional.conv2d` finds every call of the op. Raises
-        NotFound with the nearest names.
+        `Functional.conv2d.1` finds its forward and its backward, `Functional.conv2d` finds every call of the op, a module
+        path what was called in it. Raises NotFound with the nearest names.
         """
         chosen = self.segments(step, rank)
-        for at_step, at_rank in chosen:
-            segment = self._segments[at_step, at_rank]
-            entries = matching(segment.index().entries, name)
-            if repeat is not None:
-                entries = [entry for entry in entries if entry.repeat == repeat]
-            if entries:
-                return [
-                    StoredCall(
-                        segment.call_at(entry),
-                        step=at_step,
-                        rank=at_rank,
-                        index=entry.line,
-                        run=self.path,
-                        source=segment.source,
-                    )
-                    for entry in entries
-                ]
+        for matches in (self._named, self._made_in):
+            for place in chosen:
+                entries = [entry for entry in matches(place, name) if repeat in (None, entry.repeat)]
+                if entries:
+                    return [self.at(*place, entry) for entry in entries]
         raise self._unknown_call(name, chosen, repeat)
+
+    def at(self, step: int, rank: int, entry: Entry) -> StoredCall:
+        """Return the call of an index entry; raise RunDamaged when its line breaks the format."""
+        segment = self.segment(step, rank)
+        return StoredCall(
+            segment.call_at(entry), step=step, rank=rank, index=entry.line, run=self.path, source=segment.source
+        )
+
+    def _named(self, place: tuple[int, int], name: str) -> list[Entry]:
+        return [] if name.startswith(MODULE) else matching(self._segments[place].index().entries, name)
+
+    def _made_in(self, place: tuple[int, int], name: str) -> list[Entry]:
+        """Return the calls that were made in a module."""
+        wanted, segment = name.removeprefix(MODULE), self._segments[place]
+        lines = {
+            item[0] for item in segment.calls() if not isinstance(item, Damage) and is_inside(item[1].module, wanted)
+        }
+        return [entry for entry in segment.index().entries if entry.line in lines] if lines else []
 
     def call(self, name: str, step: int | None = None, rank: int | None = None, repeat: int = 0) -> StoredCall:
         """Return the first call that `find` finds: the forward one, if the name has no direction."""
@@ -243,20 +251,9 @@ class Run:
 
 
 def matching(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """Return the entries with exactly this name, else those with this name and a dot as prefix."""
+    """Return the entries with exactly this name, else those that it is the start or a glob of."""
     exact = [entry for entry in entries if entry.name == name]
-    return exact or [entry for entry in entries if entry.name.startswith(name + ".")]
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return `0-3, 7` for the sorted numbers 0, 1, 2, 3, 7."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return exact or [entry for entry in entries if name_fits(entry.name, name)]
 
 
 def _place(chosen: Sequence[tuple[int, int]]) -> str:

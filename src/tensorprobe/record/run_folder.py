@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 
 from tensorprobe.errors import CannotWrite, RunExists
+from tensorprobe.files import replace_file
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, RankPart
-from tensorprobe.record.step_files import replace_file
+from tensorprobe.record.step_files import hold
 from tensorprobe.version import VERSION
 
-_OURS = re.compile(r"(manifest\.json|rank\d+\.json|step\d+|process\d+)\Z")
+_OURS = re.compile(r"(manifest\.json|rank\d+\.json|step\d+|process\d+|attempt\d+)\Z")
 
 
 def refuse_existing(run: Path, rank: int, *, overwrite: bool) -> None:
@@ -73,7 +74,7 @@ def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
     new.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
     mine = os.open(new, os.O_RDONLY)
     try:
-        _lock(mine)
+        hold(mine)
         while True:
             try:
                 os.link(new, path)
@@ -89,7 +90,7 @@ def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
             with contextlib.suppress(FileNotFoundError):
                 old = os.open(path, os.O_RDONLY)
                 try:
-                    if not _lock(old):
+                    if not hold(old):
                         raise RunExists(_BUSY.format(str(run), rank))
                     if os.path.samestat(os.fstat(old), path.stat()):  # else another process has just replaced it
                         new.replace(path)
@@ -108,19 +109,6 @@ _TAKEN = (
     "  Pass another folder, or overwrite=True (--overwrite) to replace it."
 )
 _BUSY = "{!r}: another process is writing rank {} of this run now. Nothing was written.\n  Pass another folder."
-
-
-def _lock(fd: int) -> bool:
-    """Whether nobody else holds the lock; True too where the file system has none."""
-    try:
-        import fcntl
-
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return True
-    return True
 
 
 def make_run(
@@ -182,6 +170,20 @@ def _remove_ranks_beyond(run: Path, world_size: int) -> None:
             _remove_steps(run, int(number))
 
 
+def note_exit_code(run: Path, code: int) -> None:
+    """Add to the manifest how the captured command ended."""
+    path = run / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    manifest = msgspec.structs.replace(manifest, exit_code=code)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+
+
+def attempt_place(run: Path) -> Path:
+    """The folder for this process: the run's own, or `attempt1`, `attempt2`, … in it once torchrun has restarted its workers."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return run / f"attempt{int(restarts)}" if restarts.isdecimal() and int(restarts) else run
+
+
 def own_place(run: Path) -> Path:
     """A place inside the run's folder for a process of the same command that is no rank of it, or not the first with its rank."""
     return run / f"process{os.getpid()}"
@@ -189,10 +191,19 @@ def own_place(run: Path) -> Path:
 
 def other_places(run: Path) -> list[Path]:
     """The places of such processes."""
+    return _numbered(run, "process")
+
+
+def attempts(run: Path) -> list[Path]:
+    """The attempts after the first, each a run of its own."""
+    return _numbered(run, "attempt")
+
+
+def _numbered(run: Path, kind: str) -> list[Path]:
     found = [
-        path for path in run.glob("process*") if _OURS.match(path.name) and path.is_dir() and not path.is_symlink()
+        path for path in run.glob(f"{kind}*") if _OURS.match(path.name) and path.is_dir() and not path.is_symlink()
     ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("process")))
+    return sorted(found, key=lambda path: int(path.name.removeprefix(kind)))
 
 
 def put_training_first(run: Path) -> None:

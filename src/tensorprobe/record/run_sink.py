@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -52,12 +53,20 @@ class RecordSettings(Protocol):
 
 
 class RunSink(Sink):
-    """Writes a run into `out`. `overwrite` replaces a run that is already there."""
+    """Writes a run into `out`. `overwrite` replaces a run that is already there; `about` is added to its provenance."""
 
-    def __init__(self, out: str | os.PathLike[str], *, overwrite: bool = False, needs: Needs | None = None) -> None:
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        needs: Needs | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._about = about
         self.out = Path(out)
         self._overwrite = overwrite
-        self.needs = msgspec.structs.replace(needs or Needs(), self_test=True)
+        self.needs = msgspec.structs.replace(needs or Needs(), self_test=True, roles=needs is None)
         self._lock = threading.Lock()
         self._queue: list[Event] = []
         self._waiting: list[SlotEvent] = []
@@ -69,7 +78,7 @@ class RunSink(Sink):
     def open(self, rank: int, world_size: int, settings: RecordSettings) -> None:
         """Make the folder and start the recorder."""
         described = msgspec.to_builtins(settings)
-        about = provenance() if rank == 0 or not (self.out / "manifest.json").exists() else {}
+        about = {**provenance(), **self._about} if rank == 0 or not (self.out / "manifest.json").exists() else {}
         version = str(torch.__version__)
         claim = make_run(
             self.out,
@@ -118,11 +127,14 @@ class RunSink(Sink):
 
     def begin_step(self, step: int) -> None:
         """Send the number of the step."""
+        self._step = step
         self._writer.step(step)
 
-    def end_step(self) -> None:
+    def end_step(self, *, whole: bool) -> None:
         """Fetch the statistics that are still on a device."""
         self._fetch()
+        if whole:
+            self._writer.end_step(self._step)
 
     def stack(self, number: int, frames: Frames) -> None:
         """Send a stack."""
@@ -157,7 +169,7 @@ class RunSink(Sink):
 
     def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> Coverage | None:
         """End the run and wait until everything is on disk."""
-        self._writer.close(msgspec.to_builtins(coverage), coordinates, device)
+        self._writer.close(msgspec.to_builtins(coverage), coordinates, device, self.ended_by)
         part = self._read_part()
         return part.coverage if part is not None and part.closed else None
 

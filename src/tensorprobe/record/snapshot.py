@@ -101,7 +101,7 @@ class Snapshots:
                     raise  # a bug of ours, or a name that this torch lacks: the call counts as failed
                 why = (
                     _why_not(tensor)
-                    if tensor.layout is not torch.strided
+                    if torch_names.layout_of(tensor) is not torch.strided
                     else f"cannot be read ({type(error).__name__})"
                 )
                 slots.append(self._skip(name, tensor, why))
@@ -118,6 +118,7 @@ class Snapshots:
         """Return the slot of any tensor and, if bytes are to be copied, a plain tensor on the host that holds them in one block."""
         if but and name.startswith(but):
             return self._skip(name, tensor, reason), None
+        grad = torch_names.requires_grad_of(tensor)
         if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             found = plain(tensor)
             if isinstance(found, str):
@@ -132,8 +133,7 @@ class Snapshots:
             return self._skip(name, tensor, "has no memory of its own"), None
         dtype, _, _, floating = known
         stride = None if tensor.is_contiguous() else tuple(tensor.stride())
-        grad, device = tensor.requires_grad, self._device(tensor.device)
-        slot = SlotEvent(name, dtype, tuple(tensor.shape), device, stride, grad)
+        slot = SlotEvent(name, dtype, tuple(tensor.shape), self._device(tensor.device), stride, grad)
         if self._structure or (self._floating_only and not floating):
             return slot, None
         with self._writer.lock:
@@ -154,12 +154,12 @@ class Snapshots:
         self.skipped[reason] += 1
         shape: tuple[int, ...] = ()
         try:
-            shape = tuple(int(size) for size in tensor.shape)
+            shape = tuple(int(size) for size in torch_names.shape_of(tensor))
         except Exception as error:  # a nested or symbolic tensor has no shape of plain numbers: () then
             if is_from_program(error):
                 raise
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        device, grad = self._device(tensor.device), bool(tensor.requires_grad)
+        dtype = str(torch_names.dtype_of(tensor)).removeprefix("torch.")
+        device, grad = self._device(torch_names.device_of(tensor)), torch_names.requires_grad_of(tensor)
         return SlotEvent(name, dtype, shape, device, None, grad, skipped=reason)
 
 
@@ -182,21 +182,20 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | str:
     """Return the plain tensor inside a subclass, or why there is none. Of a DTensor it is the local part: statistics are collectives."""
-    local = getattr(tensor, "_local_tensor", None)
-    if isinstance(local, _Tensor):
-        wait = getattr(local, "trigger_wait", None)
-        return local.trigger_wait() if callable(wait) else local
-    kind = type(tensor).__name__
-    if kind == "AsyncCollectiveTensor":
+    kind = type(tensor)
+    if hasattr(kind, "_local_tensor"):
+        local = tensor._local_tensor
+        return local.trigger_wait() if hasattr(type(local), "trigger_wait") else local
+    if kind.__name__ == "AsyncCollectiveTensor":
         return "collective still under way"
-    if kind in ("FakeTensor", "FunctionalTensor") or torch_names.is_functional_tensor(tensor):
-        return f"{kind}, has no values"
-    if getattr(tensor, "is_nested", False):
+    if kind.__name__ in ("FakeTensor", "FunctionalTensor") or torch_names.is_functional_tensor(tensor):
+        return f"{kind.__name__}, has no values"
+    if torch_names.is_nested(tensor):
         return "nested tensor"
-    if hasattr(type(tensor), "__tensor_flatten__") or type(tensor).__torch_dispatch__ is not _Tensor.__torch_dispatch__:
-        return f"tensor subclass {kind}"
+    if hasattr(kind, "__tensor_flatten__") or kind.__torch_dispatch__ is not _Tensor.__torch_dispatch__:
+        return f"tensor subclass {kind.__name__}"
     with quiet():
-        return tensor.as_subclass(_Tensor)
+        return torch_names.methods_of_tensor.as_subclass(tensor, _Tensor)
 
 
 def _why_not(tensor: torch.Tensor) -> str:

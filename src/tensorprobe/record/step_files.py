@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tensorprobe.files import Replacement
 from tensorprobe.model.event import NO_TOKEN, Event, SlotEvent
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.numerics.summary import Moments, json_summary
@@ -65,10 +66,14 @@ class RunPlace:
 
 
 class StepFiles:
-    """Where the recorder puts calls and stacks; `tensors` takes the bytes."""
+    """Where the recorder puts calls and stacks; `tensors` takes the bytes. `lock` is the rank's part, open and locked."""
 
-    def __init__(self, place: RunPlace, rank: int, tensors: TensorStore) -> None:
+    def __init__(
+        self, place: RunPlace, rank: int, tensors: TensorStore, *, trainer_pid: int = 0, lock: int = -1
+    ) -> None:
         self._place, self._run, self._rank = place, place.path, rank
+        self._trainer_pid, self._lock = trainer_pid, lock
+        self._ended: int | None = None
         self._calls_in_file = 0
         self.tensors = tensors
         self._encoder = msgspec.json.Encoder()
@@ -89,6 +94,20 @@ class StepFiles:
         self._step = step
         self._folder = self._run / f"step{step}" / f"rank{self._rank}"
         self.tensors.open_in(self._folder)
+
+    def end_step(self, step: int) -> None:
+        """Say on disk that the step is whole: what a killed run holds after it is not."""
+        self.flush()
+        self._ended = step
+        if self._lock == -1:
+            return
+        try:
+            write_part(self._run, self._open_part(), lock=self._lock)
+        except OSError as error:
+            self._count(f"rank{self._rank}.json", error)
+
+    def _open_part(self) -> RankPart:
+        return RankPart(self._rank, self._trainer_pid, socket.gethostname(), ended=self._ended)
 
     def call(self, event: Event, stored: list[Stored | None]) -> None:
         """Add the line of a call."""
@@ -146,16 +165,19 @@ class StepFiles:
         elif fate is not None:
             failures = Counter({fate: 1}) + failures
         written = Written(self.tensors.total_bytes, self._lost_calls, failures, notes)
-        part = closed_part(self._rank, trainer_pid, closing, written)
-        part = msgspec.structs.replace(part, steps=self._steps)
+        part = self._closed_part(trainer_pid, closing, written)
         try:
             write_part(self._run, part)
         except OSError as error:
             self._count(f"rank{self._rank}.json", error)
             written = written._replace(failures=failures + self._failures)
-            part = msgspec.structs.replace(closed_part(self._rank, trainer_pid, closing, written), steps=self._steps)
+            part = self._closed_part(trainer_pid, closing, written)
         self._place.close()
         return part
+
+    def _closed_part(self, trainer_pid: int, closing: CloseNote, written: Written) -> RankPart:
+        part = closed_part(self._rank, trainer_pid, closing, written)
+        return msgspec.structs.replace(part, steps=self._steps, ended=self._ended)
 
     def _open_calls(self) -> None:
         self._calls_fd = _create(self._folder / "calls.jsonl")
@@ -227,6 +249,7 @@ def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Writte
         coordinates=closing.coordinates,
         closed=True,
         coverage=coverage,
+        raised=closing.raised,
     )
 
 
@@ -235,17 +258,28 @@ def with_source(note: StackNote) -> list[tuple[str, int, str, str]]:
     return [(file, line, function, linecache.getline(file, line).strip()) for file, line, function in note.frames]
 
 
-def write_part(run: Path, part: RankPart) -> None:
-    """Put a rank's part in place, whole or not at all."""
-    path = run / f"rank{part.rank}.json"
-    replace_file(path, msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
+def write_part(run: Path, part: RankPart, *, lock: int = -1) -> None:
+    """Put a rank's part in place, whole or not at all. `lock`, the part before it, becomes the new one, locked as it was."""
+    with Replacement(run / f"rank{part.rank}.json") as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
+        if lock != -1:
+            new = os.open(unfinished, os.O_RDONLY)
+            hold(new)
+            os.dup2(new, lock)
+            os.close(new)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+def hold(fd: int) -> bool:
+    """Lock a file that is open; whether nobody else holds it. True too where the file system has no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
 
 
 def _complete(slot: SlotEvent, stored: Stored | None) -> None:

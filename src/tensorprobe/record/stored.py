@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tensorprobe.errors import NoData, RunDamaged, TensorDamaged
 from tensorprobe.model import ArgumentTree, Call, Direction, Level, Side, Slot, Summary
 from tensorprobe.record.blob import ByteSource
-from tensorprobe.record.elements import to_numpy, to_torch
+from tensorprobe.record.elements import stored_elements, to_numpy, to_torch
 from tensorprobe.record.lines import MAX_NESTING, nesting_exceeds
 
 if TYPE_CHECKING:
@@ -204,6 +204,13 @@ class StoredSlot:
         TensorDamaged when the bytes are not sound.
         """
         return self._read(lambda: to_torch(self._bytes(), self.model))
+
+    def stored(self) -> numpy.ndarray[Any, Any]:
+        """Return the elements as they are stored, on the memory of the file. `elements.widen` makes numbers of a part of them.
+
+        Raises as `tensor` does.
+        """
+        return self._read(lambda: stored_elements(self._bytes(), self.model))
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
         """Return the values as a numpy array; bfloat16 and float8 become float32, complex32 becomes complex64. Raises as `tensor` does."""

@@ -6,25 +6,34 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import subprocess
 import sys
 import threading
-import time
 from array import array
+from collections.abc import Callable
+from functools import partial
+from os import write as _write
 from pathlib import Path
+from time import monotonic, perf_counter, sleep  # tests of programs replace the functions of `time` and `os`
 from typing import Any, Protocol
 
 import msgspec
+import numpy
 
 from tensorprobe.model.event import Event, Frames
 from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.native import implementation
-from tensorprobe.record.messages import CloseNote, DropNote, Note, Orders, StackNote, StepNote
+from tensorprobe.record.apart import OwnFile, own_pipe, unseen_children
+from tensorprobe.record.messages import CloseNote, DropNote, EndNote, Note, Orders, StackNote, StepNote
 from tensorprobe.record.recorder import Recorder
-from tensorprobe.record.ring import ALIGNMENT, Ring
+from tensorprobe.record.ring import ALIGNMENT, Ring, shared_memory
 
+_HOMES = [str(Path(__file__).parents[2]), *(str(Path(str(each.__file__)).parents[1]) for each in (msgspec, numpy))]
+"""Where the recorder finds what it imports, after Python's own modules: a program may have a file `enum.py` beside it."""
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
@@ -34,6 +43,9 @@ _WARM_BYTES = 48 << 20
 _CLOSED = -1
 _END = 1 << 62
 
+_SHOWN_S = 0.05
+close_watch: Callable[[int, int], None] | None = None
+"""Shows how far the end of a run has come, where a person waits for it; `tensorprobe capture` sets it in the program it runs."""
 # Places in `RunWriter.state`, which the C loop of capture reads and writes too.
 HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN = range(5)
 _DEFAULT_RING_BYTES = 128 << 20
@@ -78,17 +90,29 @@ class RunWriter:
             ring_fd=-1,
             ring_bytes=ring_bytes,
             pipe_fd=-1,
+            lock_fd=lock,
             keep_data=keep_data,
             max_bytes=max_bytes,
             direct=direct,
             layout=layout,
             layout_options=layout_options or {},
         )
-        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process, lock=lock)
+        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
         self._size = ring_bytes
         self._address = self._ring.address
-        self._populate(min(_WARM_BYTES, ring_bytes))
-        self._wait_until_read()
+        try:
+            self._populate(min(_WARM_BYTES, ring_bytes))
+            self._wait_until_read()
+        except BaseException:
+            self._pipe.close()
+            self._recorder.join()
+            self._ring.close()
+            raise
+
+    @property
+    def recorder_pid(self) -> int:
+        """Return the process that reads, once it does; 0 before."""
+        return self._ring.reader
 
     @property
     def ring(self) -> tuple[int, int, int]:
@@ -132,23 +156,35 @@ class RunWriter:
         """What follows belongs to this step."""
         self._note(StepNote(step))
 
+    def end_step(self, step: int) -> None:
+        """The step is over, and whole."""
+        self._note(EndNote(step))
+
     def drop(self, tokens: list[int]) -> None:
         """Forget tensors that were put: no call will name them."""
         self._note(DropNote(tokens))
 
-    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str) -> None:
-        """End the run and wait until everything is on disk."""
+    def close(self, coverage: dict[str, Any], coordinates: dict[str, int], device: str, raised: str = "") -> None:
+        """End the run and wait until everything is on disk. `raised` is the exception that ends the program, if one does."""
         with self.lock:
             if not self._closed:
-                self._note(CloseNote(coverage, coordinates, device))
+                self._note(CloseNote(coverage, coordinates, device, raised))
                 self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
                 self._closed = True  # and writes nothing to the number of our pipe, which may be another file's by then
-                os.close(self._pipe)
-        problem = self._recorder.join()
+                self._pipe.close()
+        total, before = self.state[HEAD], self._ring.consumed
+        watch = close_watch and partial(self._show_close, close_watch, before, total - before)
+        problem = self._recorder.join(watch)
+        if watch is not None:
+            watch(ended=True)
         if problem is not None and self.failure is None:
             self.failure = f"the recorder has ended: {problem}"
         with self.lock:
             self._ring.close()
+
+    def _show_close(self, watch: Callable[[int, int], None], before: int, waiting: int, *, ended: bool = False) -> None:
+        """Call `watch` with the bytes written since `before`, and with all that waited then."""
+        watch(waiting if ended else min(self._ring.consumed - before, waiting - 1), waiting)
 
     @property
     def part(self) -> RankPart | None:
@@ -207,9 +243,9 @@ class RunWriter:
 
     def _wait_until_read(self) -> None:
         """Let the recorder come up first: what training computes meanwhile would only pile up."""
-        deadline = time.monotonic() + _START_S
-        while not self._ring.is_read and self._recorder.is_alive() and time.monotonic() < deadline:
-            time.sleep(_WAIT_S)
+        deadline = monotonic() + _START_S
+        while not self._ring.reader and self._is_read() and monotonic() < deadline:
+            sleep(_WAIT_S)
 
     def _wait_for(self, end: int) -> None:
         """Back-pressure: until the recorder has read enough for the ring to reach `end`."""
@@ -219,13 +255,13 @@ class RunWriter:
             return
         if self.pieces:
             self._flush_pieces()
-        started = time.perf_counter()
+        started = perf_counter()
         while end > state[FREE_TO] and self.failure is None:
-            time.sleep(_WAIT_S)
+            sleep(_WAIT_S)
             state[FREE_TO] = self._ring.consumed + self._size
-            if not self._recorder.is_alive():
+            if not self._is_read():
                 self._fail("the recorder has ended")
-        self.waited_s += time.perf_counter() - started
+        self.waited_s += perf_counter() - started
 
     def _note(self, note: Note) -> None:
         with self.lock:
@@ -253,7 +289,7 @@ class RunWriter:
         try:
             written = self._written
             while rest := self._out[sum(written) :]:
-                written.extend(map(os.write, (self._pipe,), (rest,)))
+                written.extend(map(_write, (self._pipe.fd,), (rest,)))
             self._out, self._written = b"", []
         except OSError as error:
             if is_from_program(error):  # a TimeoutError is an OSError too
@@ -261,8 +297,15 @@ class RunWriter:
             self._out, self._written = b"", []
             self._fail(f"the recorder has ended ({error.strerror})")
 
+    def _is_read(self) -> bool:
+        """Return whether somebody has the other end of the pipe open."""
+        ask = select.poll()
+        ask.register(self._pipe.fd, 0)
+        return not ask.poll(0)
+
     def _fail(self, reason: str) -> None:
         self.state[FREE_TO] = _CLOSED  # no room any more: nothing piles up that nobody will read
+        self._pipe.close()  # a recorder that still reads ends now
         problem = self._recorder.join()
         self.failure = f"{reason}: {problem}" if problem else reason
 
@@ -270,61 +313,79 @@ class RunWriter:
 class _Running(Protocol):
     """A recorder at work."""
 
-    def is_alive(self) -> bool:
-        """Whether it still reads."""
-
-    def join(self) -> str | None:
-        """Wait for its end; what went wrong, if anything."""
+    def join(self, meanwhile: Callable[[], None] | None = None) -> str | None:
+        """Wait for its end, calling `meanwhile` now and then; return what went wrong, if anything."""
 
     @property
     def part(self) -> RankPart | None:
-        """What it says of a dump in another form, once it has ended."""
+        """What it says of the part that it has written, once it has ended."""
 
 
 class _RecorderProcess:
-    """The recorder in a process of its own, without torch."""
+    """The recorder in a process of its own, without torch. It is no child of the program, which may wait for any child."""
 
-    def __init__(self, orders: Orders, part_fd: int) -> None:
+    def __init__(self, orders: Orders) -> None:
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from tensorprobe.record.recorder import main; "
-            f"main({msgspec.json.encode(orders).decode()!r})"
+            f"import os, sys; os.fork() and os._exit(0); sys.path += {[*_HOMES, *sys.path]!r}; "
+            f"from tensorprobe.record.recorder import main; main({msgspec.json.encode(orders).decode()!r})"
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[fd for fd in (orders.ring_fd, orders.pipe_fd, part_fd) if fd != -1],
-            start_new_session=True,  # a signal to the trainer's group or terminal must not reach it
-        )
-        self._said: tuple[bytes, bytes] | None = None
+        self._said = b""
+        self._hears, says = own_pipe()
+        try:
+            with unseen_children():
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    stdout=says.fd,
+                    stderr=says.fd,
+                    pass_fds={orders.ring_fd, orders.pipe_fd, orders.lock_fd} - {-1},
+                    start_new_session=True,  # a signal to the trainer's group or terminal must not reach it
+                )
+                if process.wait():
+                    raise OSError("no process could be started")
+        except BaseException:
+            self._hears.close()
+            raise
+        finally:
+            says.close()
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def join(self) -> str | None:
-        if self._said is None:  # it can be read once only, and the recorder may have failed before the run ends
-            self._said = self._process.communicate()
-        if self._process.returncode == 0:
+    def join(self, meanwhile: Callable[[], None] | None = None) -> str | None:
+        with contextlib.suppress(OSError):  # the program has closed the pipe
+            while self._hears.fd != -1:
+                while meanwhile is not None and not self._says_more():
+                    meanwhile()
+                if not (heard := os.read(self._hears.fd, 1 << 16)):
+                    break
+                self._said += heard
+        self._hears.close()
+        if b"\0" in self._said:
             return None
-        lines = self._said[1].decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {self._process.returncode}"
+        lines = self._said.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it was killed, or the program has closed its pipe"
+
+    def _says_more(self) -> bool:
+        """Wait a moment; return whether there is something to read, or the end."""
+        ask = select.poll()
+        ask.register(self._hears.fd, select.POLLIN)
+        return bool(ask.poll(_SHOWN_S * 1000))
 
     @property
     def part(self) -> RankPart | None:
-        said = self._said[0] if self._said is not None else b""
+        said = self._said.rpartition(b"\0")[2] if b"\0" in self._said else b""
         return msgspec.json.decode(said, type=RankPart) if said else None
 
 
 class _RecorderThread:
     """The recorder as a thread, where no process can be started. It takes its share of the interpreter."""
 
-    def __init__(self, orders: Orders, ring: Ring, lock: int) -> None:
-        self._lock = lock
+    def __init__(self, orders: Orders, ring: Ring, held: list[OwnFile]) -> None:
+        self._held = held
         self._problem: str | None = None
         self.part: RankPart | None = None
         self._orders, self._ring = orders, ring
-        self._thread = threading.Thread(target=self._run, name="tensorprobe-recorder", daemon=True)
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="tensorprobe-recorder", daemon=True
+        )
         self._thread.start()
 
     def _run(self) -> None:
@@ -335,43 +396,60 @@ class _RecorderThread:
         except Exception as error:
             self._problem = f"{type(error).__name__}: {error}"
         finally:
-            for fd in (self._orders.pipe_fd, self._lock):
-                if fd != -1:
-                    os.close(fd)
+            for file in self._held:
+                file.close()
 
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self) -> str | None:
-        self._thread.join()
+    def join(self, meanwhile: Callable[[], None] | None = None) -> str | None:
+        thread = self._thread
+        while thread is not None and meanwhile is not None and thread.is_alive():
+            thread.join(_SHOWN_S)
+            meanwhile()
+        if thread is not None:
+            thread.join()
+            self._thread = (
+                None  # freed now: later, Python would ignore what a signal's handler raises as it is forgotten
+            )
         return self._problem
 
 
-def _start(base: Orders, *, in_process: bool, lock: int = -1) -> tuple[Ring, int, _Running]:
-    """A ring, the writing end of a pipe, and a recorder that reads both.
+def _start(base: Orders, *, in_process: bool) -> tuple[Ring, OwnFile, _Running]:
+    """Return a ring, the writing end of a pipe, and a recorder that reads both.
 
-    From then on only the recorder has `lock` open: workers that this process forks may live longer than the dump.
+    From then on only the recorder has `base.lock_fd` open: workers that this process forks may live longer than the dump.
     """
-    reading, writing = os.pipe()
+    held = [OwnFile(base.lock_fd)] if base.lock_fd != -1 else []
     try:
-        import fcntl
+        base = msgspec.structs.replace(base, lock_fd=held[0].fd if held else -1)
+        reading, writing = own_pipe()
+        held += reading, writing
+        with contextlib.suppress(ImportError, OSError):  # a smaller pipe makes the trainer wait a little more often
+            import fcntl
 
-        fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, OSError):
-        pass  # a smaller pipe only makes the trainer wait a little more often
-    if not in_process:
-        ring = None
+            fcntl.fcntl(writing.fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+        if not in_process:
+            with contextlib.suppress(OSError, AttributeError):  # no shared memory here, or no further process
+                ring, recorder = _start_process(msgspec.structs.replace(base, pipe_fd=reading.fd))
+                for file in held[:-1]:
+                    file.close()
+                return ring, writing, recorder
+        ring = Ring(base.ring_bytes)
+        orders = msgspec.structs.replace(base, pipe_fd=reading.fd)
+        return ring, writing, _RecorderThread(orders, ring, held[:-1])
+    except BaseException:
+        for file in held:
+            file.close()
+        raise
+
+
+def _start_process(base: Orders) -> tuple[Ring, _RecorderProcess]:
+    """Start a process that reads a shared ring and the pipe."""
+    memory = OwnFile(shared_memory(base.ring_bytes))
+    try:
+        ring = Ring(base.ring_bytes, memory.fd)
         try:
-            ring = Ring.shared(base.ring_bytes)
-            orders = msgspec.structs.replace(base, ring_fd=ring.fd, pipe_fd=reading)
-            process = _RecorderProcess(orders, lock)
-            os.close(reading)
-            if lock != -1:
-                os.close(lock)
-            return ring, writing, process
-        except (OSError, AttributeError):
-            if ring is not None:
-                ring.close()
-    ring = Ring(base.ring_bytes)
-    orders = msgspec.structs.replace(base, pipe_fd=reading)
-    return ring, writing, _RecorderThread(orders, ring, lock)
+            return ring, _RecorderProcess(msgspec.structs.replace(base, ring_fd=memory.fd))
+        except BaseException:
+            ring.close()
+            raise
+    finally:
+        memory.close()

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy
 import torch
 
-from tensorprobe.judge.standards import Evidence, rounds_once
+from tensorprobe.judge.standards import Evidence, holds_elements
 from tensorprobe.model import DTYPES
 from tensorprobe.model.measured import Opinion
+from tensorprobe.numerics.masks import LEAST_MASK, MASK_RATIO
 from tensorprobe.numerics.pairs import derive, measure_pairs
 from tensorprobe.ops import Trait, traits_of
 from tensorprobe.replay.inputs import generator
@@ -56,6 +57,27 @@ def within_range(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     rounded = wide.to(dtype)
     beyond = (rounded.isinf() | (wide.abs() < edges.tiny)) & (rounded.to(wide.dtype) != wide)
     return torch.where(beyond, rounded.to(wide.dtype), wide) if beyond.any() else wide
+
+
+def shared_mask(wide: torch.Tensor, result: torch.Tensor) -> torch.Tensor | None:
+    """Return where both hold a huge constant, such as that of an attention mask, as `numerics.masks` says; None if nowhere."""
+    if not (wide.is_floating_point() and result.is_floating_point()) or wide.numel() < 2 or result.dtype.itemsize < 2:
+        return None
+    # torch before 2.2 has no such kernel for halves
+    ends = [
+        float(end)
+        for end in (wide.float() if wide.dtype is torch.float16 else wide).aminmax()
+        if LEAST_MASK <= abs(float(end)) < math.inf
+    ]
+    if not ends:
+        return None
+    rounded = wide.to(result.dtype)
+    apart = torch.zeros(wide.shape, dtype=torch.bool)
+    for end in ends:
+        value = torch.tensor(end, dtype=wide.dtype).to(result.dtype)
+        apart |= (rounded == value) & (result == value)
+    rest = float(wide.masked_fill(apart, 0).abs().max())
+    return apart if int(apart.sum()) > 1 and MASK_RATIO * rest <= min(map(abs, ends)) else None
 
 
 def beyond_rounding(wide: torch.Tensor, result: torch.Tensor) -> float:
@@ -106,6 +128,10 @@ def _nudge(tensor: torch.Tensor, key: str, sparse: bool) -> torch.Tensor:
     # The last bit of all subnormal numbers has the same value. Zeros are often intentional, and stay.
     moved = (wide + wide * rounding.eps * change + (wide != 0) * change * rounding.tiny * rounding.eps).to(tensor.dtype)
     kept = torch.where(moved.isfinite(), moved, tensor)
+    if (
+        mask := shared_mask(wide, tensor)
+    ) is not None:  # a mask moved by a bit moves further than everything else is large
+        kept = torch.where(mask, tensor, kept)
     # Keep the strides: another layout may take another path through the kernel.
     return kept if tensor.is_contiguous() else laid_out(kept, tensor.stride())
 
@@ -183,7 +209,7 @@ def gather(
             scale=float(finite.square().mean().sqrt()) if finite.numel() else 0.0,
             largest=float(finite.abs().max()) if finite.numel() else 0.0,
             beyond=(beyond_rounding(wide, result), beyond_rounding(wide, own[name]))
-            if name in own and rounds_once(op, dtype_name(result.dtype))
+            if name in own and holds_elements(op, dtype_name(result.dtype))
             else None,
             strict=strict,
             terms=count_terms(op, sizes, result.numel()),
@@ -228,4 +254,5 @@ def grain_of(inputs: Iterable[torch.Tensor]) -> float:
 def few_values(wide: torch.Tensor) -> bool:
     """Return whether a result has so few distinct values that their roundings are not independent."""
     flat = wide.flatten()[:_LOOKED_AT]
+    flat = torch.view_as_real(flat) if flat.is_complex() else flat
     return flat.numel() > 1 and bool(flat.unique().numel() < min(_FEW_VALUES, flat.numel() / 2))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tensorprobe.judge.standards import STANDARDS, Evidence, limits
+from tensorprobe.model.call import device_of
 from tensorprobe.model.precheck import CallCheck
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.evidence import on_host
@@ -17,7 +18,13 @@ from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, prepare
 from tensorprobe.replay.script import Results, Sampling, Script, make_script, place_line
 
 
-def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck) -> Script:
+def failure_script(
+    call: StoredCall,
+    backward: StoredCall | None,
+    conditions: Conditions,
+    check: CallCheck,
+    imports: tuple[str, ...] = (),
+) -> Script:
     """Return the script of a failing call. Raises CannotReplay if the call cannot be run any more.
 
     A call that fails with several variants of its inputs gets those of the first. The backward is run where the check has run it.
@@ -32,7 +39,7 @@ def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Co
         changed=runs.device.changed,
         sampling=Sampling(*sampling(call.model, largest)) if runs.random else None,
     )
-    device = _recorded_on(call) if conditions.recorded else conditions.device
+    device = device_of(call.model) if conditions.recorded else conditions.device
     about = [f"{call.name} fails on {device}: {check.message}", place_line(call.step, call.rank)]
     about += [f"Module: {call.module}"] if call.module else []
     about += [f"Called at {check.source}"] if check.source is not None else []
@@ -45,13 +52,8 @@ def failure_script(call: StoredCall, backward: StoredCall | None, conditions: Co
         device=device,
         precision=runs.precision,
         about=about,
+        imports=imports,
     )
-
-
-def _recorded_on(call: StoredCall) -> str:
-    """Return the device of the recorded call: the first that is not the CPU, if there is one."""
-    devices = [slot.device.partition(":")[0] for slot in call.model.slots]
-    return next((name for name in devices if name not in ("", "cpu", "meta")), "cpu")
 
 
 def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Conditions, check: CallCheck) -> Runs:

@@ -62,6 +62,10 @@ class CannotReplay(Exception):
     """A call cannot be run alone. The message becomes the reason of a skipped call; users never see the exception."""
 
 
+class UnknownOp(CannotReplay):
+    """torch has no such function in this process."""
+
+
 class Found(NamedTuple):
     """A function and how a Python program names it."""
 
@@ -92,7 +96,7 @@ def find_op(op: str) -> Found:
         home, _, last = op.rpartition(".")
         found = _in_torch(home, last)
     if found is None:
-        raise CannotReplay(f"{op} is not a known operation on tensors in this process")
+        raise UnknownOp(f"{op} is not a known operation on tensors in this process")
     return found
 
 

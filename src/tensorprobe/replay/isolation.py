@@ -7,6 +7,7 @@ and the size of files. A replay on the CPU can write to its scratch folder only;
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,6 +16,7 @@ from tensorprobe.model.precheck import Checked
 from tensorprobe.record import open_run
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.record.stored import StoredCall
+from tensorprobe.replay.references import registered, search_path
 from tensorprobe.text import size
 from tensorprobe.work.pool import Job, Limits
 
@@ -26,19 +28,32 @@ _BYTES_PER_ELEMENT = 24
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """The place of a run, for another process."""
+    """The place of a run, for another process: bytes, since a path need not be Unicode."""
 
-    path: str
-    data_folder: str | None = None
+    path: bytes
+    data_folder: bytes | None = None
 
     @classmethod
     def of(cls, run: Run) -> RunPlace:
         """Return the place of an open run."""
-        return cls(str(run.path.absolute()), None if run.data is None else str(run.data.absolute()))
+        return cls(os.fsencode(run.path.absolute()), None if run.data is None else os.fsencode(run.data.absolute()))
 
     def open(self) -> Run:
         """Open the run."""
-        return open_run(self.path, self.data_folder) if self.data_folder else open_run(self.path)
+        return open_run(os.fsdecode(self.path), os.fsdecode(self.data_folder) if self.data_folder else None)
+
+
+class ProofStart(msgspec.Struct, frozen=True):
+    """What a process that replays both sides needs: the runs, and references with where they are imported from."""
+
+    runs: list[RunPlace]
+    references: dict[str, str] = {}
+    folders: list[str] = []
+
+    @classmethod
+    def of(cls, runs: Iterable[Run]) -> ProofStart:
+        """Return the start for open runs, with the references of this process."""
+        return cls([RunPlace.of(run) for run in runs], registered(), search_path())
 
 
 class SideTask(msgspec.Struct, frozen=True):
@@ -54,6 +69,15 @@ class SideRows(msgspec.Struct, frozen=True):
     """What a replay says of one side; `reason` says why there is nothing."""
 
     rows: list[Checked]
+    reason: str = ""
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What a replay says of both sides, and the script of the side that is wrong; `reason` says why there is no script."""
+
+    sides: list[SideRows] = []
+    script: str = ""
+    tensors: bytes = b""
     reason: str = ""
 
 

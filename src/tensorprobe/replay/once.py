@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from tensorprobe import torch_names
-from tensorprobe.arguments import Tensors, changed_arguments, flatten_result
+from tensorprobe.arguments import Tensors, changed_arguments, flatten_result, written_slots
 from tensorprobe.model import Call, Slot
 from tensorprobe.ops import Trait, has, short_name
 from tensorprobe.replay.arguments import PRECISIONS, Rebuilding, rebuild_call
 from tensorprobe.replay.functions import CannotReplay, find_function
 from tensorprobe.replay.isolation import too_large, too_many
 from tensorprobe.replay.layout import copied, room
+from tensorprobe.replay.references import find_reference
 
 _HALF = ("float16", "bfloat16")
 _MOST_GROWTH, _SMALL = 4, 1 << 20
@@ -51,11 +52,16 @@ class Replay:
         saved: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         wide = PRECISIONS[precision]
-        function = find_function(call.op)
+        function = (find_reference(call.op) if device == "cpu" else None) or find_function(call.op)
         grads = {slot.name for slot in call.slots if slot.grad}
         self._leaves: dict[str, torch.Tensor] = {}
+        # Autocast rounds its inputs: that is what the op is defined to do, and no error of it.
+        half = None if precision == "own" else autocast_dtype(call)
+        on_host = stay_on_host(call)
         for name, tensor in inputs.items():
-            place = "cpu" if stays_on_host(call, name) else device
+            if half is not None and tensor.dtype is torch.float32:
+                tensor = copied(copied(tensor, half, "cpu"), torch.float32, "cpu")
+            place = "cpu" if name in on_host else device
             moved = copied(tensor, wide.get(tensor.dtype, tensor.dtype), place)
             differentiable = moved.is_floating_point() or moved.is_complex()
             self._leaves[name] = moved.requires_grad_(differentiable and name in grads)
@@ -80,7 +86,7 @@ class Replay:
                 if (unseen or tensor._version != versions[name]) and id(tensor) not in returned:
                     self.changed[f"{prefix}{name[5:]}"] = name
         self.outputs |= {name: working[source] for name, source in self.changed.items()}
-        _demand_dense(self.outputs)
+        _demand_values(self.outputs, device)
 
     def _keeping(self, grads: bool) -> contextlib.AbstractContextManager[Any]:
         """With `saved`, let the backward use these values for outputs that the forward saved."""
@@ -139,12 +145,15 @@ def outsized(call: Call, most_bytes: int) -> str | None:
     return too_many(made, most_bytes)
 
 
-def stays_on_host(call: Call, name: str) -> bool:
-    """Return whether an input stays on the CPU: torch requires it, or the recorded program kept it there."""
-    if _ON_HOST.get(short_name(call.op)) == name:
-        return True
+def stay_on_host(call: Call) -> set[str]:
+    """Return the inputs that stay on the CPU: torch requires it, or the recorded program kept them there."""
     devices = {slot.name: slot.device.partition(":")[0] for slot in call.slots}
-    return devices.get(name) == "cpu" and bool(set(devices.values()) - {"cpu", "meta"})
+    kept = (
+        {name for name, device in devices.items() if device == "cpu"}
+        if set(devices.values()) - {"cpu", "meta"}
+        else set()
+    )
+    return kept | {_ON_HOST.get(short_name(call.op), "")}
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -156,7 +165,9 @@ def _own_memory(leaf: torch.Tensor) -> torch.Tensor:
     span = room(leaf.shape, leaf.stride())
     if span <= leaf.numel():
         return leaf.clone()
-    gaps = torch.zeros(span, dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
+    # Not a view: autograd finds a change of a view by its version, which some list kernels of devices do not count.
+    gaps = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    gaps.as_strided((span,), (1,)).zero_()
     return gaps.copy_(leaf)
 
 
@@ -178,8 +189,10 @@ def _tensors_of(result: Any) -> dict[str, torch.Tensor]:
     return dict(outputs)
 
 
-def _demand_dense(outputs: Mapping[str, torch.Tensor]) -> None:
+def _demand_values(outputs: Mapping[str, torch.Tensor], device: str) -> None:
     for name, output in outputs.items():
+        if output.is_meta and device != "meta":
+            raise CannotReplay(f"{name} is on the meta device, which has no values")
         if output.layout is not torch.strided or output.is_nested:
             kind = "nested" if output.is_nested else str(output.layout).removeprefix("torch.").replace("_", " ")
             raise CannotReplay(f"{name} is a {kind} tensor")
@@ -190,7 +203,7 @@ def _demand_dense(outputs: Mapping[str, torch.Tensor]) -> None:
 def changes(call: Call, function: Any) -> tuple[bool, tuple[str, ...]]:
     """Return whether a call may change its arguments, and the slots whose version counter does not show it."""
     if isinstance(function, torch_names.OpOverload):
-        return bool(function._schema.is_mutable), ()
+        return bool(function._schema.is_mutable), written_slots(function)
     mutates, written = changed_arguments(call.op)
     asked = bool((call.kwargs or {}).get("inplace")) or "out" in (call.kwargs or {})
     # F.relu(x, True): a function of torch.nn.functional takes `inplace` in place, too.

@@ -58,7 +58,10 @@ def run(
         if not name.startswith(("device.", "gradient.", "reference.")):
             place = "cpu" if name in case["on_host"] else device
             # Move the memory and apply the strides again: a plain copy would be contiguous.
-            block = value.as_strided((span(value),), (1,)).to(dtype(value.dtype)).to(place)
+            block = value.as_strided((span(value),), (1,))
+            if wide and case["autocast"] and value.dtype is torch.float32:  # it rounds what it is given
+                block = block.to(getattr(torch, case["autocast"]))
+            block = block.to(dtype(value.dtype)).to(place)
             inputs[name] = block.clone().as_strided(value.shape, value.stride()).requires_grad_(name in case["grads"])
     given = inputs
     if case["mutates"]:  # a leaf that requires a gradient cannot be changed in place, but a copy can
@@ -94,7 +97,8 @@ def own_copy(value: torch.Tensor) -> torch.Tensor:
     """Return a copy that gradients flow through, with the same strides."""
     if span(value) <= value.numel():
         return value.clone()
-    gaps = torch.zeros(span(value), dtype=value.dtype, device=value.device).as_strided(value.shape, value.stride())
+    gaps = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)  # not a view
+    gaps.as_strided((span(value),), (1,)).zero_()
     return gaps.copy_(value)
 
 
@@ -265,12 +269,15 @@ def main(case: dict[str, Any], call: Callable[..., Any], file: str) -> int:
     )
     parser.add_argument("--device", default=case["device"])
     device = parser.parse_args().device
+    lacking = ""
     try:
         for package in case["imports"]:
+            lacking = f"module {package} cannot be imported"
             importlib.import_module(package)
+        lacking = f"there is no device {device}"
         torch.empty(1, device=device)
     except Exception as error:
-        print(f"cannot tell: there is no device {device} here ({first_line(error)})")
+        print(f"cannot tell: {lacking} here ({first_line(error)})")
         return 2
     try:
         stored = load(Path(file).with_suffix(".safetensors"), case)

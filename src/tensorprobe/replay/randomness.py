@@ -107,6 +107,11 @@ def judge_dropped_gradient(
     return Opinion("gradient beside what was dropped", float(error), 4 * torch.finfo(output.dtype).eps)
 
 
+def is_recurrent(op: str) -> bool:
+    """Return whether the op is a whole recurrent layer."""
+    return short_name(op) in _RECURRENT
+
+
 def is_dropout(call: Call) -> bool:
     """Return whether the call drops single elements of its first input."""
     return call.op.rpartition(".")[2] in _DROPOUTS

@@ -25,6 +25,7 @@ from tensorprobe.replay.evidence import (
     gather,
     nudged,
     on_host,
+    shared_mask,
     spread,
     weigh,
     within_range,
@@ -213,6 +214,7 @@ class Runs:
     def _compare(self, direction: Direction, device: Tensors, reference: Tensors, own: Tensors) -> list[Checked]:
         checked = []
         hosts: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        masks: Tensors = {}
         for name in dict.fromkeys([*device, *reference]):
             if name not in device or name not in reference:
                 who, other = ("the reference", "the device") if name in device else ("the device", "the reference")
@@ -231,8 +233,12 @@ class Runs:
                 text = f"{variant}: {name} is not a number, or beyond {str(result.dtype).removeprefix('torch.')}"
                 checked.append(passed_over(direction, text, variant))
                 continue
-            hosts[name] = within_range(wide, result.dtype), self._turned(direction, name, wide, result)
-        evidence = self._evidence(direction, hosts, own)
+            wide, result = within_range(wide, result.dtype), self._turned(direction, name, wide, result)
+            if (mask := shared_mask(wide, result)) is not None:
+                masks[name] = mask
+                wide, result = wide.masked_fill(mask, 0), result.masked_fill(mask, 0)
+            hosts[name] = wide, result
+        evidence = self._evidence(direction, hosts, {**own, **_masked(own, masks)})
         opinions = weigh(
             evidence,
             {name: wide for name, (wide, _) in hosts.items()},
@@ -362,6 +368,10 @@ def _means_nothing(wide: torch.Tensor, dtype: torch.dtype) -> bool:
     if not wide.is_floating_point() or not dtype.is_floating_point or dtype.itemsize < 2:
         return False
     return bool(wide.isnan().any()) or bool((wide.isfinite() & wide.to(dtype).isinf()).any())
+
+
+def _masked(tensors: Tensors, masks: Tensors) -> Tensors:
+    return {name: on_host(tensors[name]).masked_fill(mask, 0) for name, mask in masks.items() if name in tensors}
 
 
 def _outputs(replay: Any) -> Tensors:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import keyword
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from tensorprobe.files import read_file, replace_file
 from tensorprobe.model import Call
 from tensorprobe.replay import program
 from tensorprobe.replay.arguments import PRECISIONS, is_device_text
 from tensorprobe.replay.functions import CannotReplay, find_op
 from tensorprobe.replay.indices import choice_dimension, vector_dimension
 from tensorprobe.replay.layout import block
-from tensorprobe.replay.once import autocast_dtype, changes, stays_on_host
+from tensorprobe.replay.once import autocast_dtype, changes, stay_on_host
 
 LIMIT_NAMES = (
     "relative_l2", "max_abs", "max_rel", "one_minus_cosine", "slope", "bias", "different", "nonfinite_different",
@@ -60,15 +60,11 @@ class Script(NamedTuple):
         """Write both files and return the path of the script."""
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-")[:_LONGEST_NAME] or "call"
         path = folder / f"{safe}.py"
-        if (
-            at is not None
-            and path.exists()
-            and place_line(*at) not in path.read_text(encoding="ascii", errors="replace")
-        ):
+        if at is not None and path.exists() and place_line(*at).encode() not in read_file(path):
             path = folder / f"{safe}.step{at[0]}.rank{at[1]}.py"
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(path.with_suffix(".safetensors"), self.tensors)
-        _write_whole(path, self.text.encode("ascii"))
+        replace_file(path.with_suffix(".safetensors"), self.tensors)
+        replace_file(path, self.text.encode("ascii"))
         return path
 
 
@@ -98,10 +94,12 @@ def make_script(
     device: str,
     precision: str = "double",
     about: Iterable[str] = (),
+    imports: Iterable[str] = (),
 ) -> Script:
     """Return the script that runs the call alone. Raises CannotReplay if it cannot be written.
 
-    `gradients` are those of the outputs, by the outputs' slots. `about` are lines of comment.
+    `gradients` are those of the outputs, by the outputs' slots. `about` are lines of comment,
+    `imports` modules that the op needs.
     """
     function = find_op(call.op).function
     held = {**inputs, **{f"gradient.{name}": tensor for name, tensor in gradients.items()}}
@@ -110,10 +108,10 @@ def make_script(
     kinds = {name.removeprefix("device."): tensor.dtype for name, tensor in results.held.items()}
     case = {
         "device": device,
-        "imports": ["torch_npu"] if call.op.startswith("NPU.") else [],
+        "imports": [*(["torch_npu"] if call.op.startswith("NPU.") else []), *imports],
         "wide": {_short(one): _short(other) for one, other in PRECISIONS[precision].items()},
         "grads": [slot.name for slot in call.slots if slot.grad and slot.name in inputs],
-        "on_host": [name for name in inputs if stays_on_host(call, name)],
+        "on_host": sorted(stay_on_host(call) & set(inputs)),
         "mutates": changes(call, function)[0],
         "changed": dict(results.changed),
         "autocast": None if autocast is None else _short(autocast),
@@ -250,10 +248,3 @@ def storable(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     flat = tensor if tensor.is_contiguous() and not tensor.is_complex() else block(tensor)
     return torch.view_as_real(flat).flatten().clone() if flat.is_complex() else flat.clone()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write all of it or nothing."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)

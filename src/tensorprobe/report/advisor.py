@@ -44,6 +44,10 @@ _ADVICE = {
     ),
 }
 _ALL_WELL = "All pairs of calls are within the tolerance of the policy."
+_UNFINISHED = (
+    "What both runs have is within the tolerance of the policy, but one of them did not finish. "
+    "Find out why it ended there, or compare only the whole steps with --steps."
+)
 _NOTHING_COMPARED = (
     "No pair of calls could be judged. Check that both runs come from the same program, and how their calls are named."
 )
@@ -70,8 +74,8 @@ def advice_on(direction: Direction, side: Side) -> str:
 
 def _advice(comparison: Comparison, kind: str) -> str:
     if not kind:
-        good = wording.headline(comparison) == "AGREES"
-        return f"{_NOTHING}\n{_ALL_WELL if good else _NOTHING_COMPARED}"
+        told = {"AGREES": _ALL_WELL, "UNFINISHED": _UNFINISHED}.get(wording.headline(comparison), _NOTHING_COMPARED)
+        return f"{_NOTHING}\n{told}"
     facts = [_ADVICE[kind]]
     facts += [f"Note that {before}." for before in wording.before_first_call(comparison, limit=5)]
     if (divergence := comparison.divergence) is not None:

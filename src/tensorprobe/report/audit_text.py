@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from tensorprobe.model.precheck import Audit, CallCheck, Loss
+from tensorprobe.report.phrases import inside as inside_module
+from tensorprobe.report.phrases import place_of
 from tensorprobe.report.precheck_tables import RESULT_FILE
 from tensorprobe.report.precheck_text import by_op, counts, headline, why
-from tensorprobe.report.wording import inside as inside_module
-from tensorprobe.report.wording import place_of
 from tensorprobe.text import counted, plain, shell, xml
 
 _MARGIN = " " * 10
@@ -73,7 +73,11 @@ def _group(checks: list[CallCheck]) -> str:
     if worst is None:
         return f"{listed} {verb} wrong"
     backward = " in backward" if worst.direction == "backward" else ""
-    return f"{listed} {verb} off by {worst.relative_l2:.1e}{backward}"
+    # What is printed as allowed belongs to the figure beside it.
+    if worst.judged_by == "relative_l2":
+        return f"{listed} {verb} off by {worst.measured:.1e}{backward} (allowed {worst.allowed:.1e})"
+    decided = f"{plain(worst.judged_by.replace('_', ' '))} {worst.measured:.1e}, allowed {worst.allowed:.1e}"
+    return f"{listed} {verb} off by {worst.relative_l2:.1e}{backward} ({decided})"
 
 
 def _loss(loss: Loss) -> str:

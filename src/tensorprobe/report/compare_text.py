@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Comparison, Divergence, RankAnswer
-from tensorprobe.report import wording
-from tensorprobe.text import counted, plain, shell
+from tensorprobe.report import phrases, wording
+from tensorprobe.text import counted, plain, ranges, shell
 
 _MARGIN = " " * 10
 
 
 def render_comparison(comparison: Comparison, *, limit: int = 10, table: str = "") -> str:
     """Return the result as text, with at most `limit` ranks, findings and parameters each, and how many more there are."""
-    lines = _answer(comparison)
-    lines += wording.before_first_call(comparison, limit=limit)
-    lines += _other_ranks(comparison, limit)
+    lines = _answer(comparison, limit)
+    lines += wording.before_first_call(comparison, limit=min(limit, 3))
+    lines += other_ranks(comparison, limit)
+    lines += wording.regions(comparison)
     lines += _findings(comparison, limit)
-    lines += _first_difference(comparison)
+    lines += first_difference(comparison)
     lines.append(wording.counts(comparison))
     facts = f"policy {plain(comparison.policy)}, {comparison.elapsed_s:.3g} s"
     lines.append(f"{wording.measured_by(comparison)}; {facts}")
@@ -28,10 +30,26 @@ def render_comparison(comparison: Comparison, *, limit: int = 10, table: str = "
     return "\n".join([*lines, *_next(comparison, table)])
 
 
-def _answer(comparison: Comparison) -> list[str]:
+def look_at(comparison: Comparison, divergence: Divergence) -> str:
+    """Return the command that shows the tensors of a divergence: of both runs, or of the one that made the call."""
+    paths = (comparison.baseline.path, comparison.candidate.path)
+    kind = "" if divergence.finding is None else divergence.finding.kind
+    where = f"--step {divergence.step} --rank {divergence.rank}"
+    if divergence.call and divergence.candidate_call and kind not in ("only_baseline", "only_candidate"):
+        return f"tensorprobe diff {shell(paths[0])} {shell(paths[1])} {shell(divergence.call)} {where}"
+    alone = kind == "only_candidate" or not divergence.call
+    return f"tensorprobe inspect {shell(paths[alone])} {shell(divergence.candidate_call if alone else divergence.call)} {where}"
+
+
+def _answer(comparison: Comparison, limit: int) -> list[str]:
     lines = [f"{wording.headline(comparison):<8}  {wording.verdict(comparison)}"]
+    lines += [_MARGIN + line for line in wording.differing(comparison, limit=limit)]
     if comparison.divergence is not None:
         lines.append(_MARGIN + wording.evidence(comparison.divergence))
+        if comparison.endings:
+            lines.append(_MARGIN + wording.ended(comparison))
+    if pattern := wording.pattern(comparison):
+        lines.append(f"{_MARGIN}pattern: {pattern}")
     if cause := wording.cause(comparison):
         lines.append(_MARGIN + cause)
     amplified = comparison.statuses.get("amplified", 0)
@@ -41,7 +59,7 @@ def _answer(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _other_ranks(comparison: Comparison, limit: int) -> list[str]:
+def other_ranks(comparison: Comparison, limit: int) -> list[str]:
     """Return the first divergence of each other rank. Ranks that diverge at the same call share a line."""
     if len(comparison.ranks) < 2:
         return []
@@ -59,7 +77,7 @@ def _other_ranks(comparison: Comparison, limit: int) -> list[str]:
             lines.append(f"  and at {counted(len(together) - limit, 'other place')}")
     if agreeing and comparison.answer == "diverged":
         lines.append(
-            f"{len(agreeing):,} of {counted(len(comparison.ranks), 'rank')} agree: {wording.ranks_of(agreeing)}"
+            f"{len(agreeing):,} of {counted(len(comparison.ranks), 'rank')} agree: {phrases.ranks_of(agreeing)}"
         )
     return lines
 
@@ -70,7 +88,7 @@ def _together(ranks: Sequence[RankAnswer]) -> list[str]:
         divergence = answer.divergence
         text = "different calls" if divergence is None else f"step {divergence.step}: {_briefly(divergence)}"
         places.setdefault(text, []).append(answer.rank)
-    return [f"{wording.ranks_of(members)}: {text}" for text, members in places.items()]
+    return [f"{phrases.ranks_of(members)}: {text}" for text, members in places.items()]
 
 
 def _briefly(divergence: Divergence) -> str:
@@ -83,12 +101,13 @@ def _findings(comparison: Comparison, limit: int) -> list[str]:
     if not total:
         return []
     lines = [wording.found_in_all(comparison) + (f", the first {len(shown):,}:" if len(shown) < total else ":")]
-    return lines + [f"  {wording.found(finding)}" for finding in shown]
+    lines += [f"  {wording.found(finding)}" for finding in shown]
+    return [*lines, why] if (why := wording.why_unpaired(comparison)) else lines
 
 
-def _first_difference(comparison: Comparison) -> list[str]:
+def first_difference(comparison: Comparison) -> list[str]:
     if (first := wording.first_difference(comparison)) is not None:
-        errors = f": {wording.errors(first.row, first.place)}" if first.row is not None else ""
+        errors = f": {phrases.errors(first.row, first.place)}" if first.row is not None else ""
         return [f"First difference in any bit: {wording.where(first)}{errors}"]
     compared = comparison.bases.get("values", 0) + comparison.bases.get("digest", 0)
     if wording.headline(comparison) == "AGREES" and comparison.first_difference is None and compared == comparison.rows:
@@ -102,13 +121,27 @@ def _next(comparison: Comparison, table: str) -> list[str]:
         lines.append(
             f"Full table: {plain(comparison.output.rstrip('/') + f'/{table}' if table else comparison.output)}"
         )
+        if table:
+            lines.append(f"Page:       {plain(comparison.output.rstrip('/') + '/report.html')}")
     divergence = comparison.divergence
     if divergence is not None:
-        side, call = comparison.candidate, divergence.candidate_call
-        if not call or (divergence.finding is not None and divergence.finding.kind == "only_baseline"):
-            side, call = comparison.baseline, divergence.call
-        place = f"{shell(side.path)} {shell(call)}"
-        lines.append(f"Look at it:   tensorprobe inspect {place} --step {divergence.step} --rank {divergence.rank}")
+        lines.append(f"Look at it:   {look_at(comparison, divergence)}")
+        if comparison.replay and comparison.output:
+            lines.append(f"Run it alone: python {shell(comparison.output.rstrip('/') + '/' + comparison.replay)}")
+        lines += _record_values(divergence)
+    elif comparison.answer == "unfinished" and (steps := wording.whole_steps(comparison)):
+        sides = f"{shell(comparison.baseline.path)} {shell(comparison.candidate.path)}"
+        lines.append(f"Compare the whole part:   tensorprobe compare {sides} --steps {ranges(steps).replace(' ', '')}")
     elif wording.headline(comparison) == "CANNOT COMPARE":
         lines.append(f"Look at them: tensorprobe inspect {shell(comparison.baseline.path)}")
     return lines
+
+
+def _record_values(divergence: Divergence) -> list[str]:
+    """Return the command that records what a proof needs, if only statistics were recorded."""
+    if divergence.status != "introduced" or divergence.row is None or divergence.row.basis != "statistics":
+        return []
+    level = "" if divergence.level == "api" else f" --level {divergence.level}"
+    name = forward_name(divergence.call) or divergence.call
+    chosen = f"--steps {divergence.step} --call {shell(name.removesuffix('.forward'))}"
+    return [f"To prove it, record its values in both runs:   tensorprobe capture -o DIR{level} {chosen} -- COMMAND"]

@@ -2,40 +2,97 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TextIO
 
 from tensorprobe.errors import TensorprobeError
-from tensorprobe.files import refusal
-from tensorprobe.text import message
+from tensorprobe.files import demand_uncut, refusal, survive_cuts
+from tensorprobe.text import harmless_lines, message
 
 
-def guarded(program: Callable[[], object], about: str = "run") -> None:
-    """Run a program that ends by itself; `about` is what the user may think is to blame."""
+def guarded(program: Callable[[], object], about: str = "run") -> NoReturn:
+    """Run a program and exit; `about` is what the user may think is to blame."""
+    sys.exit(ended(program, about))
+
+
+def ended(program: Callable[[], object], about: str = "run") -> int:
+    """Run a program that returns its exit code, or raises SystemExit; return the code, after an error is printed."""
     try:
-        program()
+        survive_cuts()
+        with contextlib.redirect_stdout(_output()):
+            try:
+                code = program()
+                return code if isinstance(code, int) else 0
+            finally:
+                demand_uncut()
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # here, where it can still be an error
     except TensorprobeError as error:
-        _end(type(error).__name__, str(error))
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone, as `head` does: that is no error
-        sys.exit(0)
+        return _say(2, f"{type(error).__name__}: {message(error)}\n")
     except OSError as error:  # a full or read-only disk, a file that is gone: no bug of ours
-        _end(type(error).__name__, refusal(error))
+        return _say(2, f"{type(error).__name__}: {message(refusal(error))}\n")
     except UnicodeEncodeError as error:
         shown = error.object[max(0, error.start - 60) : error.end + 60]
-        _end(
-            "UnicodeEncodeError",
-            f"{shown!r} is not UTF-8, which is needed here. Rename the folder, or pass a link to it.",
-        )
+        needed = "is not UTF-8, which is needed here. Rename the folder, or pass a link to it."
+        return _say(2, f"UnicodeEncodeError: {message(f'{shown!r} {needed}')}\n")
     except MemoryError as error:
-        _end("MemoryError", f"the memory of this machine, or of this process's limit, is used up. {error}".rstrip())
+        text = f"the memory of this machine, or of this process's limit, is used up. {error}"
+        return _say(2, f"MemoryError: {message(text.rstrip())}\n")
     except Exception:
-        traceback.print_exc()
-        sys.stderr.write(f"This is a bug of tensorprobe, not of your {about}. Please report it with the lines above.\n")
-        sys.exit(3)
+        bug = f"This is a bug of tensorprobe, not of your {about}. Please report it with the lines above.\n"
+        return _say(3, traceback.format_exc() + bug)
 
 
-def _end(kind: str, text: str) -> None:
-    sys.stderr.write(f"{kind}: {message(text)}\n")
-    sys.exit(2)
+def _output() -> TextIO | None:
+    """Return the standard output as `_Output`; what the caller has closed or replaced stays as it is."""
+    if type(out := sys.stdout) is not io.TextIOWrapper:
+        return out
+    file = io.BufferedWriter(io.FileIO(out.fileno(), "w", closefd=False))
+    return _Output(file, out.encoding, out.errors, line_buffering=out.line_buffering)
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output without control characters, whatever is written to it.
+
+    Its reader may leave early, as `head` does: the rest goes nowhere, and the exit code is the true one.
+    """
+
+    def write(self, text: str) -> int:
+        with self._whoever_reads():
+            super().write(harmless_lines(text))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._whoever_reads():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _whoever_reads(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _abandon(self)
+
+
+def _say(code: int, text: str) -> int:
+    """Print an error and return the exit code that belongs to it."""
+    _abandon(sys.stdout)
+    try:
+        sys.stderr.write(harmless_lines(text))
+        sys.stderr.flush()
+    except (OSError, AttributeError):  # nobody can be told; the exit code still says it
+        _abandon(sys.stderr)
+    return code
+
+
+def _abandon(stream: TextIO | None) -> None:
+    """Send what is still in the buffer of a stream nowhere: Python would write it at the end, fail again, and exit with 120."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or no true file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tensorprobe.errors import SettingsError, did_you_mean
+from tensorprobe.files import replace_file
 from tensorprobe.standard_json import encode
 from tensorprobe.text import plain
 
@@ -63,6 +64,15 @@ FORMS: dict[str, Form] = {
         },
     ),
     "xlsx": Form(True, {"Comparison": "tensorprobe.report.xlsx:write_workbook"}),
+    "html": Form(
+        True,
+        {
+            "Comparison": "tensorprobe.report.page.files:write_comparison",
+            "Precheck": "tensorprobe.report.page.files:write_checks",
+            "Audit": "tensorprobe.report.page.files:write_checks",
+            "OverflowReport": "tensorprobe.report.page.files:write_overflow",
+        },
+    ),
 }
 
 
@@ -99,7 +109,7 @@ class Answer:
             if find(form, self.summary).is_file:
                 function_for(form, self.summary)(self, target)
             else:
-                target.write_text(self.render(form, limit=limit).rstrip("\n") + "\n", encoding="utf-8")
+                replace_file(target, self.render(form, limit=limit).rstrip("\n").encode() + b"\n")
         except OSError as error:
             raise SettingsError(f"cannot write {plain(target)!r}: {error.strerror}.") from None
 

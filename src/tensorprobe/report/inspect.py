@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 from tensorprobe.model import ArgumentTree, Coverage
 from tensorprobe.model.overview import CallLine, CallView, Element, Number, RunOverview, SlotView
 from tensorprobe.text import counted, plain, shell, size
+
+_VALUES_WIDTH = 96
 
 
 def render_run(overview: RunOverview, *, limit: int = 20) -> str:
@@ -25,7 +28,7 @@ def render_run(overview: RunOverview, *, limit: int = 20) -> str:
     )
     if overview.damaged:
         lines.append(f"DAMAGED: {counted(overview.damaged, 'line')} cannot be read. List them with --verify")
-    lines += _about(overview)
+    lines += [*_about(overview), *_provenance(overview)]
     lines += render_coverage(overview.coverage, closed=overview.closed, calls=overview.calls)
     lines += ["", *_segments(overview, limit)]
     run = shell(overview.path)
@@ -97,7 +100,12 @@ def render_verification(
     """Show the result of `--verify`."""
     checked = f"{counted(calls, 'call')}, {counted(slots, 'slot')}, {size(bytes_hashed)} read"
     if not problems:
-        return f"INTACT  {checked}: the format is valid and every digest matches."
+        what = (
+            "the format is valid and every digest matches"
+            if bytes_hashed
+            else "the format is valid; no digests to check"
+        )
+        return f"INTACT  {checked}: {what}."
     lines = [f"DAMAGED  {'at least ' if cut else ''}{counted(len(problems), 'problem')} in {checked}:"]
     lines += [f"  {plain(problem)}" for problem in problems[:limit]]
     if len(problems) > limit:
@@ -133,6 +141,27 @@ def _about(overview: RunOverview) -> list[str]:
     )
     lines.append(f"  settings    {settings or 'none recorded'}")
     return lines
+
+
+def _provenance(overview: RunOverview) -> list[str]:
+    """Return the command and what may change its numbers. Nothing here is trusted to have the types that we write."""
+    about = overview.provenance
+    argv = about.get("argv")
+    ended = "" if overview.exit_code is None else f"   (exit code {overview.exit_code})"
+    commit = about.get("commit")
+    facts = [
+        ("command", f"{' '.join(map(shell, argv))}{ended}" if isinstance(argv, list) else ended.strip()),
+        ("folder", about.get("cwd")),
+        ("commit", f"{commit}{', with changes' if about.get('dirty') else ''}" if commit else None),
+        ("seed", about.get("seed")),
+        *((name, _pairs(about.get(name))) for name in ("packages", "switches", "environment")),
+        ("lacks", overview.lacks),
+    ]
+    return [f"  {name:<11} {plain(fact)}" for name, fact in facts if fact not in (None, "")]
+
+
+def _pairs(table: object) -> str:
+    return " · ".join(f"{name} {value}" for name, value in table.items()) if isinstance(table, dict) else ""
 
 
 def render_coverage(coverage: Coverage, *, closed: bool, calls: int = 0) -> list[str]:
@@ -179,7 +208,7 @@ def _slot(slot: SlotView) -> list[str]:
     lines = [f"  {plain(slot.name):<14} {plain(slot.dtype)} {shape}   {' · '.join(note for note in notes if note)}"]
     margin = " " * 17
     if slot.skipped:
-        lines.append(f"{margin}not recorded: {plain(slot.skipped)}")
+        lines.append(f"{margin}{'not recorded' if slot.summary is None else 'not compared'}: {plain(slot.skipped)}")
     if (summary := slot.summary) is not None:
         facts = [
             f"{name} {_value(getattr(summary, name))}{_at(slot.places.get(name))}"
@@ -194,7 +223,8 @@ def _slot(slot: SlotView) -> list[str]:
         lines.append(margin + "   ".join(facts))
     if slot.first:
         more = " …" if math.prod(slot.shape) > len(slot.first) else ""
-        lines.append(f"{margin}values {' '.join(_value(value) for value in slot.first)}{more}")
+        shown = wrap(" ".join(_value(value) for value in slot.first) + more, _VALUES_WIDTH)
+        lines += [f"{margin}{'values' if not at else '      '} {line}" for at, line in enumerate(shown)]
     if slot.problem:
         lines.append(f"{margin}{plain(slot.problem)}")
     return lines

@@ -8,7 +8,7 @@ from __future__ import annotations
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from tensorprobe.model.comparison import Comparison, RankAnswer
-from tensorprobe.report import wording
+from tensorprobe.report import phrases, wording
 from tensorprobe.report.compare_text import render_comparison
 from tensorprobe.text import xml
 
@@ -21,7 +21,11 @@ def render_junit(comparison: Comparison, *, limit: int = 10) -> str:
     for answer in comparison.ranks:
         _rank(suite, answer)
     headline = wording.headline(comparison)
-    if headline == "CANNOT COMPARE" or not comparison.ranks or (headline == "DIVERGED" and not _failed(suite)):
+    if (
+        headline in ("CANNOT COMPARE", "UNFINISHED")
+        or not comparison.ranks
+        or (headline == "DIVERGED" and not _failed(suite))
+    ):
         _whole(suite, comparison, headline)
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
@@ -43,7 +47,7 @@ def _rank(suite: Element, answer: RankAnswer) -> None:
     message = xml(f"first at {wording.where(divergence)}")
     failure = SubElement(case, "failure", type=divergence.status, message=message)
     text = f"{message}\n{wording.evidence(divergence)}"
-    failure.text = xml(f"{text}\n{wording.place_of(divergence.source)}" if divergence.source else text)
+    failure.text = xml(f"{text}\n{phrases.place_of(divergence.source)}" if divergence.source else text)
 
 
 def _whole(suite: Element, comparison: Comparison, headline: str) -> None:

@@ -6,7 +6,7 @@ Whatever comes from a run stands in a code span: there it can neither format the
 from __future__ import annotations
 
 from tensorprobe.model.comparison import Comparison, Divergence
-from tensorprobe.report import wording
+from tensorprobe.report import phrases, wording
 from tensorprobe.text import code, counted
 
 
@@ -18,12 +18,13 @@ def render_markdown(comparison: Comparison, *, limit: int = 10) -> str:
     sentences = [wording.cause(comparison), *wording.before_first_call(comparison, code, limit=limit)]
     if (first := wording.first_difference(comparison)) is not None:
         sentences.append(f"first difference in any bit: {wording.where(first, code)}")
+    sentences += wording.differing(comparison, code)
     sentences += [f"note: {code(note)}" for note in comparison.notes]
     blocks.append("\n".join(f"- {sentence}" for sentence in sentences if sentence))
     blocks.append(
         f"{wording.counts(comparison, code)}  \n{wording.measured_by(comparison)}; policy {code(comparison.policy)}"
     )
-    blocks += [_ranks(comparison, limit), _findings(comparison, limit), _coverage(comparison)]
+    blocks += [_ranks(comparison, limit), _regions(comparison), _findings(comparison, limit), _coverage(comparison)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -39,11 +40,11 @@ def _divergence(divergence: Divergence) -> str:
         facts["module"] = code(divergence.module)
     if divergence.source is not None:
         line = divergence.source.code
-        facts["source"] = wording.place_of(divergence.source, code) + (f" {code(line)}" if line else "")
+        facts["source"] = phrases.place_of(divergence.source, code) + (f" {code(line)}" if line else "")
     facts["inputs"] = wording.inputs_of(divergence)
     if divergence.row is not None:
-        facts["tensor"] = wording.tensor(divergence.row, code)
-        facts["error"] = wording.errors(divergence.row, divergence.place, code).replace("|Δ|", r"\|Δ\|")
+        facts["tensor"] = phrases.tensor(divergence.row, code)
+        facts["error"] = phrases.errors(divergence.row, divergence.place, code).replace("|Δ|", r"\|Δ\|")
     if divergence.finding is not None:
         facts["structure"] = wording.structure(divergence.finding, code)
         if divergence.finding.suggestion:
@@ -72,6 +73,11 @@ def _ranks(comparison: Comparison, limit: int) -> str:
     return "\n".join(lines)
 
 
+def _regions(comparison: Comparison) -> str:
+    first, *rest = wording.regions(comparison, code) or [""]
+    return "\n".join([first, *(f"- {line.strip()}" for line in rest)])
+
+
 def _findings(comparison: Comparison, limit: int) -> str:
     shown = comparison.findings[:limit]
     total = max(comparison.findings_total, len(comparison.findings))
@@ -84,7 +90,7 @@ def _findings(comparison: Comparison, limit: int) -> str:
         "|---|---|---|---|---|---|",
     ]
     for finding in shown:
-        source = wording.place_of(finding.source, code) if finding.source is not None else ""
+        source = phrases.place_of(finding.source, code) if finding.source is not None else ""
         cells = [code(finding.call), wording.structure(finding, code), source, code(finding.suggestion)]
         lines.append(f"| {finding.step} | {finding.rank} | {' | '.join(cells)} |")
     if len(shown) < total:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tensorprobe.model.call import Frame
 from tensorprobe.model.overflow import Arrival, BadOutput, Extent, FirstNonfinite, NearLimit, OverflowReport
-from tensorprobe.report.wording import inside
+from tensorprobe.report.phrases import inside
 from tensorprobe.text import counted, plain, shell
 
 _HEADLINES = {"nan": "FIRST NAN", "inf": "FIRST INF", "saturated": "FIRST SATURATION", "flagged": "FIRST OVERFLOW"}

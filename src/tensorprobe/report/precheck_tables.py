@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.model.precheck import CallCheck, Checked, Passed, Precheck
-from tensorprobe.report.wording import figure, place_of
+from tensorprobe.report.phrases import figure, place_of
 from tensorprobe.text import sheet_text
 
 RESULT_FILE = "accuracy_checking_result.csv"

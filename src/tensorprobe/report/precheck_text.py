@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tensorprobe.model.precheck import CallCheck, Checked, Precheck
+from tensorprobe.report.phrases import figure, place_of
+from tensorprobe.report.phrases import inside as inside_module
 from tensorprobe.report.precheck_tables import RESULT_FILE
-from tensorprobe.report.wording import figure, place_of
-from tensorprobe.report.wording import inside as inside_module
 from tensorprobe.text import counted, plain, shell
 
 _MARGIN = " " * 10
@@ -41,12 +41,34 @@ def verdict(precheck: Precheck) -> str:
     calls = counted(precheck.calls, "call")
     if precheck.exit_code == 1:
         ops = list(by_op(precheck))
-        return f"{precheck.failed:,} of {calls} {'fails' if precheck.failed == 1 else 'fail'}, in {counted(len(ops), 'op')}"
+        fails = f"{precheck.failed:,} of {calls} {'fails' if precheck.failed == 1 else 'fail'}, in {counted(len(ops), 'op')}"
+        return f"{fails}{_unchecked(precheck)}"
     if precheck.exit_code == 0:
         if precheck.skipped:
-            return f"all {counted(precheck.passed, 'checked call')} pass, {precheck.skipped:,} skipped"
-        return f"all {calls} pass" if precheck.calls != 1 else "1 call passes"
+            return (
+                f"{precheck.passed:,} of {calls} {'passes' if precheck.passed == 1 else 'pass'}{_unchecked(precheck)}"
+            )
+        return (
+            f"all {calls} pass{_unchecked(precheck)}" if precheck.calls != 1 else f"1 call passes{_unchecked(precheck)}"
+        )
     return f"0 of {calls} could be run" if precheck.calls else "the run has no call that can be run alone"
+
+
+def _unchecked(precheck: Precheck) -> str:
+    """`, 2 not checked: custom op; 3 without their backward: dropout draws other numbers`, with the main reason of each."""
+    text = ""
+    if precheck.skipped:
+        main = max(precheck.reasons, key=precheck.reasons.__getitem__, default="")
+        text = f", {precheck.skipped:,} not checked" + (f": {plain(main)}" if main else "")
+    partly: dict[str, int] = {}
+    for check in precheck.checks:
+        if check.forward != "skip" and check.backward == "skip":
+            reason = next((one.message for one in check.details if one.direction == "backward"), "")
+            if reason:
+                partly[reason] = partly.get(reason, 0) + 1 + len(check.equal)
+    if partly:
+        text += f"; {sum(partly.values()):,} without their backward: {plain(max(partly, key=partly.__getitem__))}"
+    return text
 
 
 def by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
@@ -147,7 +169,7 @@ def _next(precheck: Precheck, replays: Mapping[str, str]) -> list[str]:
 
 def _options(precheck: Precheck, check: CallCheck) -> str:
     """Return the options that check this call again in the same way, without defaults."""
-    given = [("device", precheck.device, "cpu"), ("data", precheck.data, "random")]
+    given = [("device", precheck.device, ""), ("data", precheck.data, "random")]
     given += [("standard", precheck.standard, "noise-aware"), ("steps", str(check.step), "0"), ("call", check.call, "")]
     wrong = _first_wrong(check)
     hard = ["--hard"] if wrong is not None and wrong.variant else []

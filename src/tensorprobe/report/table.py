@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from tensorprobe.errors import SettingsError
+from tensorprobe.files import Replacement
 from tensorprobe.model.comparison import COLUMNS, Row
 from tensorprobe.text import FORMULA, printable
 
@@ -59,12 +60,12 @@ class TableWriter:
         self.rows = 0
         self.first_diverging_line: int | None = None
         """The line of the first diverging row in the CSV. The header is line 1."""
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._replacement = Replacement(path)
         self._form = form
         self._waiting: list[pa.Table] = []
         self._held = 0
         self._ended = False
-        self._file = _open(self._partial, form)
+        self._file = _open(self._replacement.unfinished, form)
 
     def __enter__(self) -> TableWriter:
         return self
@@ -99,17 +100,17 @@ class TableWriter:
         try:
             self._flush(whole=True)
             self._file.close()
-            self._partial.replace(self.path)
         except BaseException:
             self.abandon()
             raise
+        self._replacement.__exit__(None)
 
     def abandon(self) -> None:
         """Remove what was written."""
         self._ended = True
         with contextlib.suppress(Exception):  # report the error that led here instead
             self._file.close()
-        self._partial.unlink(missing_ok=True)
+        self._replacement.__exit__(Exception)
 
     def _flush(self, *, whole: bool) -> None:
         """Write groups of exactly ROW_GROUP rows, so that equal rows give equal bytes; with `whole`, also the rest."""

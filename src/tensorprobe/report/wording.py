@@ -6,26 +6,21 @@ In: structs of `model.comparison`. Out: phrases on one line. What comes from a r
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
 
-from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import (
-    COUNT,
     ERROR,
-    FIGURES,
-    Column,
     Comparison,
     Divergence,
+    Ending,
     External,
     Finding,
-    Row,
+    Region,
     RunSide,
 )
-from tensorprobe.text import counted, plain
-
-Show = Callable[[object], str]
+from tensorprobe.report.pattern import pattern_words
+from tensorprobe.report.phrases import Show, errors, inside, place_of, ranks_of, tally, tensor
+from tensorprobe.text import counted, plain, ranges
 
 _INPUTS = {
     "identical": "inputs agree exactly",
@@ -36,6 +31,7 @@ _INPUTS = {
 _STATUSES = {
     "agrees": "within tolerance",
     "introduced": "introduced here",
+    "entered": "the difference enters here",
     "inherited": "inherited from its inputs",
     "amplified": "the error of its inputs is amplified here",
     "structural": "the two calls differ",
@@ -48,6 +44,7 @@ _KINDS = {
     "dtype": "different dtype",
     "arguments": "different arguments",
     "slots": "different tensors",
+    "received": "a gradient that it received was recorded on one side only",
     "raised": "raised",
 }
 _BASES = {
@@ -56,15 +53,22 @@ _BASES = {
     "statistics": "by statistics only (weaker)",
     "none": "not measured",
 }
-_NO_FIGURE = Column("")
+_ENTER = {
+    "parameter": "parameters differ before step {}",
+    "data": "data differ before step {}",
+    "gradient": "gradients differ at step {}, though no recorded call made the difference",
+    "input": "inputs differ at step {}, though no recorded call made the difference",
+}
 _NO_PARTNER = {"only_baseline": "the candidate makes no such call", "only_candidate": "the baseline makes no such call"}
 _NOT_JUDGED = "not judged"
 
 
 def headline(comparison: Comparison) -> str:
-    """Return `DIVERGED`, `AGREES` or, if nothing was compared, `CANNOT COMPARE`."""
-    if comparison.answer == "diverged":
-        return "DIVERGED"
+    """Return `DIVERGED`, `AGREES`, `UNFINISHED`, `CANNOT TELL` or, if nothing was compared, `CANNOT COMPARE`."""
+    if comparison.answer in ("diverged", "unfinished"):
+        return comparison.answer.upper()
+    if comparison.answer == "unclear":
+        return "CANNOT TELL"
     return "AGREES" if comparison.exit_code == 0 and comparison.buckets.paired else "CANNOT COMPARE"
 
 
@@ -75,12 +79,63 @@ def verdict(comparison: Comparison, show: Show = plain) -> str:
         return f"first at {where(divergence, show)}{source}"
     if comparison.answer == "diverged":
         return "before the first call" if comparison.externals else "the runs make different calls"
+    if comparison.answer == "unfinished":
+        return f"{ended(comparison, show)}; {agreeing_part(comparison)}"
+    if comparison.answer == "unclear":
+        first = comparison.untold[0]
+        return f"whether {_external(first, show)} may differ before step {first.step}: {show(first.origin)}"
     if headline(comparison) == "AGREES":
         span = f"{counted(len(comparison.steps), 'step')}, {counted(len(comparison.ranks) or 1, 'rank')}"
         return f"no output diverges in {counted(comparison.buckets.paired, 'pair')} of calls, {span}"
     if not comparison.buckets.paired:
         return f"0 of {counted(total_calls(comparison), 'call')} have a partner"
     return f"nothing was measured in {counted(comparison.buckets.paired, 'pair')} of calls"
+
+
+def ended(comparison: Comparison, show: Show = plain) -> str:
+    """`the candidate ends in step 21`: where each run ends that did not finish, on the rank that got least far."""
+    first: dict[str, Ending] = {}
+    for ending in comparison.endings:
+        held = first.get(ending.run)
+        if held is None or ending.whole < held.whole:
+            first[ending.run] = ending
+    ranks = {answer.rank for answer in comparison.ranks}
+    texts = []
+    for ending in first.values():
+        alike = {each.rank for each in comparison.endings if (each.run, each.whole) == (ending.run, ending.whole)}
+        texts.append(_ended(ending, show) + ("" if alike >= ranks else f" (rank {ending.rank})"))
+    return " and ".join(texts)
+
+
+def _ended(ending: Ending, show: Show) -> str:
+    if ending.step is None and ending.whole < 0:
+        return f"the {ending.run} has no call"
+    place = f"in step {ending.step}" if ending.step is not None else f"after step {ending.whole}"
+    return f"the {ending.run} ends{f' with {show(ending.raised)}' if ending.raised else ''} {place}"
+
+
+def differing(comparison: Comparison, show: Show = plain, *, limit: int = 10) -> list[str]:
+    """`the programs differ in threads: 1 / 8 (baseline / candidate)`: a line for each, and how many more there are."""
+    found = comparison.differing
+    lines = [f"the programs differ in {show(each)}" for each in found[:limit]]
+    if len(found) > limit:
+        lines.append(f"and in {counted(len(found) - limit, 'other point')}")
+    return lines
+
+
+def agreeing_part(comparison: Comparison) -> str:
+    """`steps 0-20 agree`: the steps that both runs have as a whole, or else the calls that both have."""
+    steps = whole_steps(comparison)
+    if steps:
+        return f"step{'' if len(steps) == 1 else 's'} {ranges(steps)} agree{'s' if len(steps) == 1 else ''}"
+    return f"{counted(comparison.buckets.paired, 'pair')} of calls, which both have, agree"
+
+
+def whole_steps(comparison: Comparison) -> list[int]:
+    """Return the compared steps that both runs have as a whole, on the ranks that both have."""
+    ranks = {answer.rank for answer in comparison.ranks}
+    last = min((ending.whole for ending in comparison.endings if ending.rank in ranks), default=None)
+    return [step for step in comparison.steps if last is None or step <= last]
 
 
 def where(divergence: Divergence, show: Show = plain) -> str:
@@ -94,7 +149,9 @@ def what(divergence: Divergence, show: Show = plain) -> str:
     if divergence.module:
         parts[0] += inside(divergence.module, show)
     finding = divergence.finding
-    if finding is not None and (divergence.status == "structural" or divergence.row is None):
+    if divergence.region is not None:
+        parts.append("the first of different calls with different results")
+    elif finding is not None and (divergence.status == "structural" or divergence.row is None):
         parts.append(structure(finding, show))
     elif divergence.row is not None:
         parts.append(tensor(divergence.row, show))
@@ -109,41 +166,59 @@ def name_of(divergence: Divergence, show: Show = plain) -> str:
     return show(first or second)
 
 
-def tensor(row: Row, show: Show = plain) -> str:
-    """Return `output.0 (bfloat16 [8, 4096])`, and what the candidate has instead."""
-    dtype, shape = row.candidate_dtype, row.candidate_shape
-    changes = [
-        show(there)
-        for here, there in ((row.baseline_dtype, dtype), (row.baseline_shape, shape))
-        if there and there != here
-    ]
-    other = f", {' '.join(changes)} in the candidate" if changes else ""
-    return f"{show(row.slot)} ({show(row.baseline_dtype)} {show(row.baseline_shape)}{other})"
-
-
 def evidence(divergence: Divergence, show: Show = plain) -> str:
     """Say whether the inputs agree, how large the error is, what is allowed, and where the error comes from."""
     finding, status = divergence.finding, _STATUSES[divergence.status]
     if finding is not None and finding.kind in _NO_PARTNER:
+        if divergence.row is not None and divergence.region is not None:
+            shown = errors(divergence.row, divergence.place, show)
+            return f"{inputs_of(divergence)}; {shown}: {_sides(divergence.region, show)} do not give the same"
         return _NO_PARTNER[finding.kind] + nearest(finding, show)
     if divergence.row is None or divergence.status == "structural":
         return f"{inputs_of(divergence)}: {status}"
     other = f"; {structure(finding, show)}" if finding is not None else ""
     shown = errors(divergence.row, divergence.place, show)
+    if divergence.entered is not None:
+        facts = [shown, show(divergence.entered.origin)]
+        facts += ["the call itself is right on both sides (float64 replay)"] if _is_right(divergence) else []
+        return f"{status} with {show(divergence.row.slot)}: {'; '.join(fact for fact in facts if fact)}{other}"
     return f"{inputs_of(divergence)}; {shown}: {status}{proof_of(divergence)}{other}"
 
 
 def proof_of(divergence: Divergence) -> str:
     """`: the candidate is off by 7.8e-02, the baseline by 1.1e-07 (float64 replay)`, or nothing without a proof."""
     proof = divergence.proof
-    if proof is None or divergence.status != "introduced":
+    if divergence.status != "introduced":
         return ""
+    if proof is None:
+        return f" (unproved: {plain(divergence.unproved)})" if divergence.unproved else ""
     sides = [("candidate", proof.candidate), ("baseline", proof.baseline)]
     if proof.baseline_wrong and not proof.candidate_wrong:
         sides.reverse()
     (first, error), (second, other) = sides
     which = "; the baseline is the wrong one" if first == "baseline" else ""
+    which = "; both are within rounding" if _is_right(divergence) else which
     return f": the {first} is off by {error:.1e}, the {second} by {other:.1e} (float64 replay){which}"
+
+
+def pattern(comparison: Comparison) -> str:
+    """`only the last 4 columns (28-31 of axis 3), in all rows; on rank 1 only`, or nothing."""
+    first = comparison.divergence
+    if first is None:
+        return ""
+    alike = [
+        rank.rank
+        for rank in comparison.ranks
+        if rank.divergence is not None and (rank.divergence.step, rank.divergence.call) == (first.step, first.call)
+    ]
+    few = first.status == "introduced" and 0 < len(alike) < len(comparison.ranks)
+    on = f"on {ranks_of(alike)} only, of {len(comparison.ranks):,}" if few else ""
+    return "; ".join(part for part in (pattern_words(first.pattern), on) if part)
+
+
+def _is_right(divergence: Divergence) -> bool:
+    proof = divergence.proof
+    return proof is not None and not (proof.baseline_wrong or proof.candidate_wrong)
 
 
 def proving(comparison: Comparison) -> list[str]:
@@ -183,50 +258,6 @@ def status_of(divergence: Divergence) -> str:
     return _STATUSES[divergence.status]
 
 
-def errors(row: Row, place: Iterable[int] = (), show: Show = plain) -> str:
-    """Return the usual figures of a row, the one that decided, and its limit."""
-    parts = []
-    if row.nonfinite_different > 0:
-        first = _position(row.nonfinite_index, row.baseline_shape)
-        parts.append(
-            f"NaN/inf in {counted(row.nonfinite_different, 'place')}" + (f", first at {first}" if first else "")
-        )
-    if not math.isnan(row.max_abs):
-        index = list(place)  # if NaN or inf differ, this is their index
-        at = _position(row.max_abs_index, row.baseline_shape) or (str(index) if index else "")
-        parts.append(f"{figure('max_abs', row.max_abs)}{f' at {at}' if at else ''}{_limit(row, 'max_abs')}")
-    if not math.isnan(row.relative_l2):
-        parts.append(f"{figure('relative_l2', row.relative_l2)}{_limit(row, 'relative_l2')}")
-    if row.basis == "statistics":
-        parts += _statistics(row)
-    elif row.judged_by == "bit_identical":
-        parts.append("no difference in any bit is allowed")
-    elif row.judged_by not in ("", "max_abs", "relative_l2", "nonfinite_different"):
-        parts.append(f"{figure(row.judged_by, row.measured, show)}{_limit(row, row.judged_by)}")
-    return ", ".join(parts) or show(row.note or "nothing was measured")
-
-
-def _statistics(row: Row) -> list[str]:
-    """Return what is known of a pair without values: norms, maxima, and the limit."""
-    known = not math.isnan(row.baseline_norm) and not math.isnan(row.candidate_norm)
-    norms = [f"norm {row.baseline_norm:.6g} in baseline, {row.candidate_norm:.6g} in candidate"] if known else []
-    greatest = f"max {row.baseline_max:.6g} and {row.candidate_max:.6g}"
-    said = {"max_abs": "difference of the greatest elements", "relative_l2": "relative difference of the norms"}
-    words = said.get(row.judged_by)
-    return [
-        *norms,
-        greatest,
-        *([f"{words} {_number(row.measured, ERROR)} (allowed {_number(row.allowed, ERROR)})"] if words else []),
-    ]
-
-
-def figure(name: str, value: float, show: Show = plain) -> str:
-    """Return `max |Δ| 3.1e-02`, or the name alone if there is no value."""
-    column = FIGURES.get(name, _NO_FIGURE)
-    words = column.words or show(name.replace("_", " "))
-    return words if math.isnan(value) else f"{words} {_number(value, column.form)}"
-
-
 def cause(comparison: Comparison) -> str:
     """Say where to look if no recorded call introduced the error; empty if one did."""
     divergence = comparison.divergence
@@ -255,12 +286,6 @@ def found(finding: Finding, show: Show = plain) -> str:
     return text + nearest(finding, show)
 
 
-def inside(module: str, show: Show = plain) -> str:
-    """Return ` in module 'layers.7.mlp'`, or nothing for a call outside of all modules."""
-    shown = show(module)
-    return "" if not module else f" in module {shown if show is not plain else repr(shown)}"
-
-
 def found_in_all(comparison: Comparison) -> str:
     """Return `1,002 calls or arguments differ (972 only in baseline, 30 only in candidate)`; nothing when none differ."""
     total = max(comparison.findings_total, len(comparison.findings))
@@ -278,15 +303,76 @@ def found_in_all(comparison: Comparison) -> str:
     return f"{differ} ({', '.join(parts)})" if parts and rest >= 0 else differ
 
 
+def why_unpaired(comparison: Comparison) -> str:
+    """Return a known reason why one side makes other calls, and what to do; nothing when none is known."""
+    sides = {finding.kind for finding in comparison.findings if "._foreach_" in finding.call}
+    if len(sides & {"only_baseline", "only_candidate"}) != 1:
+        return ""
+    side = "baseline" if "only_baseline" in sides else "candidate"
+    return (
+        f"The optimizer of the {side} updates lists of tensors (foreach), the other one tensor after tensor: torch chooses by "
+        "device. Pass foreach=False to both optimizers, or record the model alone (capture --module)."
+    )
+
+
+def regions(comparison: Comparison, show: Show = plain, *, limit: int = 3) -> list[str]:
+    """`structure: 1,002 calls differ, all explained: …`, then where, and which calls stand for which."""
+    found = [region for region in comparison.regions if region.agrees]
+    if not found:
+        return []
+    wrong = [region for region in comparison.regions if region.begins]
+    heirs = [region for region in comparison.regions if not (region.agrees or region.begins)]
+    failing = sum(region.calls for region in wrong)
+    calls = comparison.buckets.in_regions - failing - sum(region.calls for region in heirs)
+    total = comparison.regions_total - len(wrong) - len(heirs)
+    rest = comparison.buckets.only_baseline + comparison.buckets.only_candidate + failing
+    lines = [
+        f"structure: {counted(calls, 'call')} differ in {counted(total, 'region')} with the same result"
+        + (f"; {counted(len(heirs), 'region')} inherit an error" if heirs else "")
+        + (f"; {rest:,} calls not explained" if rest else "" if heirs else ", all explained")
+    ]
+    alike: dict[str, list[Region]] = {}
+    for region in found:
+        alike.setdefault(_sides(region, show), []).append(region)
+    largest = sorted(alike.items(), key=lambda item: -sum(region.calls for region in item[1]))
+    for text, same in largest[:limit]:
+        times = f", {len(same):,} times" if len(same) > 1 else ""
+        lines.append(f"  {text}{inside(same[0].module, show)}{times}")
+    if more := total - sum(len(same) for _, same in largest[:limit]):
+        lines.append(f"  and {counted(more, 'region')} more")
+    return lines
+
+
+def _sides(region: Region, show: Show) -> str:
+    texts = []
+    for side, names in (("baseline", region.baseline), ("candidate", region.candidate)):
+        ops = list(dict.fromkeys(short_call(name) for name in names))
+        listed = ", ".join(show(op) for op in ops[:4]) + (", …" if len(ops) > 4 else "")
+        texts.append(f"{counted(len(names), 'call')} in {side} ({listed})" if names else f"no call in {side}")
+    return " ↔ ".join(texts)
+
+
+def short_call(name: str) -> str:
+    """Return `softmax` of `Functional.softmax.0.forward`."""
+    parts = name.split(".")
+    return parts[-3] if len(parts) > 2 else name
+
+
 def nearest(finding: Finding, show: Show = plain) -> str:
     """`; nearest: Torch.add.2.forward`, when there is such a call."""
     return f"; nearest: {show(finding.suggestion.removeprefix('nearest: '))}" if finding.suggestion else ""
 
 
 def before_first_call(comparison: Comparison, show: Show = plain, *, limit: int = 10) -> list[str]:
-    """`parameters differ before step 0: layers.3.weight, scaled by 1.01`: a line for each kind and step."""
+    """`parameters differ before step 0: layers.3.weight, scaled by 1.01`: a line for each kind and step.
+
+    An input that one call reads otherwise is said with that call already.
+    """
     groups: dict[tuple[str, int], dict[str, list[int]]] = {}
-    for external in comparison.externals:
+    named = comparison.divergence.entered if comparison.divergence else None
+    for external in [*comparison.externals, *comparison.untold]:
+        if external.kind == "input" and external == named:
+            continue
         ranks = groups.setdefault((external.kind, external.step), {}).setdefault(_external(external, show), [])
         if external.rank not in ranks:
             ranks.append(external.rank)
@@ -296,7 +382,7 @@ def before_first_call(comparison: Comparison, show: Show = plain, *, limit: int 
         shown = [text + (f" ({ranks_of(ranks)})" if many else "") for text, ranks in list(tensors.items())[:limit]]
         if len(tensors) > limit:
             shown.append(f"and {len(tensors) - limit:,} more")
-        lines.append(f"{'parameters' if kind == 'parameter' else 'data'} differ before step {step}: {'; '.join(shown)}")
+        lines.append(f"{_ENTER[kind].format(step)}: {'; '.join(shown)}")
     return lines
 
 
@@ -313,21 +399,24 @@ def first_difference(comparison: Comparison) -> Divergence | None:
 def total_calls(comparison: Comparison) -> int:
     """Count the calls of both runs; a pair counts once."""
     buckets = comparison.buckets
-    return buckets.paired + buckets.only_baseline + buckets.only_candidate + sum(buckets.skipped.values())
+    alone = buckets.in_regions + buckets.only_baseline + buckets.only_candidate
+    return buckets.paired + alone + sum(buckets.skipped.values())
 
 
 def counts(comparison: Comparison, show: Show = plain) -> str:
     """`1,204 calls: 1,187 agree · 9 diverge (1 introduced · 8 inherited) · …`; the parts add up to the whole."""
     buckets, statuses = comparison.buckets, comparison.statuses
-    introduced, inherited = statuses.get("introduced", 0), statuses.get("inherited", 0)
+    diverge = [(statuses.get(name, 0), name) for name in ("introduced", "entered", "inherited")]
     parts = [f"{statuses.get('agrees', 0):,} agree"]
-    if introduced or inherited:
-        parts.append(f"{introduced + inherited:,} diverge ({introduced:,} introduced · {inherited:,} inherited)")
+    if total := sum(count for count, _ in diverge):
+        each = [f"{count:,} {name}" for count, name in diverge if count or name != "entered"]
+        parts.append(f"{total:,} diverge ({' · '.join(each)})")
     for count, words in (
         (statuses.get("amplified", 0), "amplified noise"),
         (statuses.get("structural", 0), "with different arguments or shapes"),
         (statuses.get("unmeasured", 0), "unmeasured"),
         (buckets.paired - sum(statuses.values()), _NOT_JUDGED),
+        (buckets.in_regions, "in regions"),
         (buckets.only_baseline, "only in baseline"),
         (buckets.only_candidate, "only in candidate"),
     ):
@@ -357,61 +446,11 @@ def coverage(side: RunSide, show: Show = plain) -> str:
         text += f"{counted(side.calls, 'call')} read, coverage unknown"
     if side.blind_spots:
         text += f"; blind spots: {tally(side.blind_spots, show)}"
-    return text if side.closed else f"{text}; not closed: its end may be missing"
-
-
-def tally(numbers: Mapping[str, int], show: Show = plain) -> str:
-    """`jit.script 2, compiled 1`."""
-    return ", ".join(f"{show(reason)} {count:,}" for reason, count in numbers.items())
-
-
-def ranks_of(ranks: Iterable[int], *, limit: int = 8) -> str:
-    """`rank 3`, `ranks 0, 1, 2`."""
-    numbers = sorted(ranks)
-    more = f" and {len(numbers) - limit:,} more" if len(numbers) > limit else ""
-    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers[:limit]))}{more}"
-
-
-def place_of(frame: Frame, show: Show = plain) -> str:
-    """`model.py:88`."""
-    return show(f"{frame.file}:{frame.line}")
+    return text if side.closed else f"{text}; not closed"
 
 
 def _external(external: External, show: Show) -> str:
     name = show(external.name)
-    if external.kind == "data" and external.call not in external.name:
+    if external.kind != "parameter" and external.call not in external.name:
         name += f" ({show(external.slot)} of {show(external.call)})"
     return f"{name}, {show(external.detail)}" if external.detail else name
-
-
-def _limit(row: Row, name: str) -> str:
-    if row.judged_by != name or math.isnan(row.allowed):
-        return ""
-    return f" (allowed {_number(row.allowed, FIGURES.get(name, _NO_FIGURE).form)})"
-
-
-def _number(value: float, form: str) -> str:
-    if not math.isfinite(value):
-        return "inf" if value > 0 else "-inf"
-    if value == 0:
-        return "0"
-    if form == COUNT and value == int(value):
-        return f"{int(value):,}"
-    return f"{value:{form}}"
-
-
-def _position(flat: int, shape: str) -> str:
-    """Return a flat index as an index in the shape, as it is if the shape cannot be read, or nothing."""
-    if flat < 0:
-        return ""
-    try:
-        sizes = json.loads(shape)
-    except (ValueError, RecursionError):
-        return f"element {flat:,}"
-    if not isinstance(sizes, list) or not all(isinstance(length, int) and length > 0 for length in sizes):
-        return f"element {flat:,}"
-    index: list[int] = []
-    for length in reversed(sizes):
-        flat, inside = divmod(flat, length)
-        index.insert(0, inside)
-    return str(index)

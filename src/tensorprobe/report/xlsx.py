@@ -6,16 +6,20 @@ Text is always text, never a formula or a link.
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorprobe.errors import SettingsError
+from tensorprobe.files import Replacement
 from tensorprobe.model.comparison import COLUMNS
 from tensorprobe.report.table import Batch, as_table
-from tensorprobe.text import counted, printable
+from tensorprobe.text import counted, sheet_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,14 +47,8 @@ def write_xlsx(
     if not 1 <= cap <= MOST_ROWS:
         raise SettingsError(f"a sheet holds 1 to {MOST_ROWS:,} rows, not {cap:,}")
     table, left_out, hidden = _choose(batches, cap)
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with open_workbook(partial) as workbook:
-            _fill(workbook, table, _notice(left_out, hidden, full_table))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with Replacement(path) as unfinished, open_workbook(unfinished) as workbook:
+        _fill(workbook, table, _notice(left_out, hidden, full_table))
     return table.num_rows, left_out
 
 
@@ -70,9 +68,15 @@ def load_xlsxwriter() -> Any:
     return xlsxwriter
 
 
-def open_workbook(path: Path) -> Any:
-    """Return a new workbook in which text stays text."""
-    return load_xlsxwriter().Workbook(str(path), _OPTIONS)
+@contextmanager
+def open_workbook(path: Path) -> Iterator[Any]:
+    """Yield a new workbook in which text stays text. It is written at the end, if the block does not raise."""
+    made = io.BytesIO()
+    with tempfile.TemporaryDirectory() as scratch:  # where rows are kept until the end
+        workbook = load_xlsxwriter().Workbook(made, {**_OPTIONS, "tmpdir": scratch})
+        yield workbook
+        workbook.close()
+    path.write_bytes(made.getbuffer())
 
 
 def _choose(batches: Iterable[Batch], cap: int) -> tuple[pa.Table, int, int]:
@@ -135,7 +139,8 @@ def _fill(workbook: Any, table: pa.Table, notice: str) -> None:
     for batch in table.to_batches(max_chunksize=4096):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             line += 1
-            write_row(sheet, line, values, formats[values[verdict], values[status] == "introduced"])
+            safe = [sheet_text(value) if isinstance(value, str) else value for value in values]
+            write_row(sheet, line, safe, formats[values[verdict], values[status] == "introduced"])
     if notice:
         sheet.write_string(line + 1, 0, notice, heading)
 
@@ -151,12 +156,12 @@ def _formats(workbook: Any) -> dict[tuple[str, bool], Any]:
 
 
 def write_row(sheet: Any, line: int, values: Sequence[Any], form: Any) -> None:
-    """One row of a sheet; what is not finite is written as text."""
+    """One row of a sheet, its texts made safe before; what is not finite is written as text."""
     for column, value in enumerate(values):
         if isinstance(value, bool):
             sheet.write_boolean(line, column, value, form)
         elif isinstance(value, str):
-            sheet.write_string(line, column, printable(value)[:_MOST_TEXT], form)
+            sheet.write_string(line, column, value[:_MOST_TEXT], form)
         elif math.isfinite(value):
             sheet.write_number(line, column, value, form)
         else:

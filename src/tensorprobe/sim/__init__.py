@@ -16,7 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorprobe.sim.faults import Fault, Installed, active, install, installed, make_fault, read_faults, write_faults
+from tensorprobe.sim.faults import (
+    Fault,
+    Installed,
+    active,
+    install,
+    installed,
+    make_fault,
+    read_faults,
+    silent,
+    write_faults,
+)
 
 if TYPE_CHECKING:
     from tensorprobe.sim.known_faults import CatalogFault
@@ -33,6 +43,7 @@ __all__ = [
     "installed",
     "make_fault",
     "read_faults",
+    "silent",
     "write_faults",
 ]
 

@@ -8,6 +8,7 @@ faults that match, in the order of installation. This module and all it imports 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tensorprobe.errors import SettingsError, did_you_mean
-from tensorprobe.files import read_file
+from tensorprobe.files import read_settings, read_toml
 
 if TYPE_CHECKING:
     from tensorprobe.sim.kinds import OpCall
@@ -47,11 +48,37 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Which output is changed, for ops with several; null for all of them."""
     probability: float = 1.0
     seed: int = 0
+    name: str = ""
+    """What messages call it."""
+    elsewhere: int = 0
+    """When the model was called so often without a strike, the fault takes another call; 0: never."""
+    otherwise: str = ""
+    """The op that it takes then, if the program has not used `op`."""
+
+    @property
+    def waits_for(self) -> str:
+        """Which calls it strikes, in words: `the third native_layer_norm in module blocks.1`."""
+        op = self.op.partition("::")[2] or self.op
+        since = f"every {op}, from the {_ordinal(self.since)} on," if self.since else f"every {op}"
+        parts = [since if self.nth is None else f"the {_ordinal(self.nth)} {op}"]
+        if self.direction or self.kind == "gradient":
+            parts.append(f"in {'backward' if self.kind == 'gradient' else self.direction}")
+        parts += [f"in module {self.module}"] if self.module else []
+        parts += [f"of dtype {self.dtype}"] if self.dtype else []
+        parts += [f"on rank {self.rank}"] if self.rank is not None else []
+        parts += [f"with probability {self.probability:g}"] if self.probability < 1 else []
+        return " ".join(parts).removesuffix(",")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, with the parameters beside them."""
         fields = {key: value for key, value in msgspec.to_builtins(self).items() if value != _DEFAULTS.get(key)}
         return {**{key: value for key, value in fields.items() if key != "params"}, **self.params}
+
+
+def _ordinal(number: int) -> str:
+    """Return `1st` for 0, `2nd` for 1, …"""
+    last = (number + 1) % 100
+    return f"{number + 1}{'th' if 10 < last < 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(last % 10, 'th')}"
 
 
 _FIELDS = tuple(Fault.__struct_fields__)
@@ -95,21 +122,23 @@ def read_faults(text: str) -> list[Fault]:
     """Read faults from text: catalog names separated by commas, the path of a .json or .toml file, or JSON itself."""
     text = text.strip()
     if text.startswith(("[", "{")):
-        return _faults_of(_decode(text.encode(), "json", "the text given"), "the text given")
+        return _faults_of(_decode(text.encode(), "the text given"), "the text given")
     if text.endswith((".json", ".toml")):
         path = Path(text)
         if not path.is_file():
             raise SettingsError(f"fault file {text!r} does not exist.")
-        return _faults_of(_decode(read_file(path), path.suffix[1:], text), text)
+        return _faults_of(_decode(path, text), text)
     from tensorprobe.sim.known_faults import named_fault
 
     return [named_fault(name.strip()) for name in text.split(",") if name.strip()]
 
 
-def _decode(content: bytes, form: str, where: str) -> Any:
+def _decode(given: bytes | Path, where: str) -> Any:
     try:
-        return msgspec.toml.decode(content) if form == "toml" else msgspec.json.decode(content)
-    except (msgspec.DecodeError, ImportError) as wrong:
+        if isinstance(given, Path) and given.suffix == ".toml":
+            return read_toml(given)
+        return msgspec.json.decode(given if isinstance(given, bytes) else read_settings(given))
+    except (ValueError, RecursionError) as wrong:
         raise SettingsError(f"cannot read the faults in {where}: {wrong}") from None
 
 
@@ -130,8 +159,16 @@ class Installed:
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
+        self.op, self.module, self.nth, self.since = fault.op, fault.module, fault.nth, fault.since
+        self.met = 0
+        """Calls of its op."""
         self.seen = 0
+        """Those that also have its dtype, rank, module and direction."""
         self.fired = 0
+        """Those that it struck."""
+        self.changed = 0
+        """Those whose result it changed."""
+        self._passes = 0
         self.memory: dict[str, Any] = {}
         self._random = random.Random(fault.seed)
         self._lock = threading.Lock()
@@ -139,6 +176,7 @@ class Installed:
     def claims(self, dtype: str | None) -> bool | None:
         """Return whether the fault applies to this call of its op; None, without counting, if dtype, rank or module differ."""
         fault = self.fault
+        self.met += 1
         if fault.dtype is not None and fault.dtype != dtype:
             return None
         if fault.rank is not None and fault.rank != _rank():
@@ -147,7 +185,7 @@ class Installed:
             return None
         with self._lock:
             number, self.seen = self.seen, self.seen + 1
-            hit = number == fault.nth if fault.nth is not None else number >= fault.since
+            hit = number == self.nth if self.nth is not None else number >= self.since
             hit = hit and (fault.probability >= 1 or self._random.random() < fault.probability)
             self.fired += hit
         return hit
@@ -159,17 +197,50 @@ class Installed:
         direction = "backward" if fault.kind == "gradient" else fault.direction
         if direction is not None and (direction == "backward") != in_backward():
             return False
-        return fault.module is None or fnmatchcase(WATCH.path(), fault.module)
+        return self.module is None or fnmatchcase(WATCH.path(), self.module)
+
+    def next_pass(self, paths: Iterable[str]) -> None:
+        """The model is about to be called; `paths` are those of its modules. A fault of the catalog finds another call then.
+
+        It does so at once when there is no such module, and otherwise when the calls so far held nothing to strike.
+        """
+        passes, self._passes = self._passes, self._passes + 1
+        if self.fired or not self.fault.elsewhere:
+            return
+        if self.module is not None and not any(fnmatchcase(path, self.module) for path in paths):
+            self.module = None
+        if passes < self.fault.elsewhere:
+            return
+        if self.seen:
+            self.nth = None if self.nth is None else self.seen + self.seen // passes - 1
+            self.since = 0
+        elif not self.met and self.fault.otherwise:
+            self.op = self.fault.otherwise
+            _BY_OP.clear()
+
+    def silence(self) -> str | None:
+        """Return why the fault has changed nothing; None when it has, or has nothing to do with this process."""
+        fault = self.fault
+        if self.changed or (fault.rank is not None and fault.rank != _rank()):
+            return None
+        name = f"fault {fault.name or fault.op}"
+        if self.fired:
+            return f"{name} struck {self.fired:,} calls, and none of their results changed."
+        if not self.met:
+            return f"{name} matched 0 calls: the program did not run {self.op} on the device."
+        if not self.seen:
+            return f"{name} matched 0 of {self.met:,} calls of {self.op}. It waits for {fault.waits_for}."
+        return f"{name} struck 0 of {self.seen:,} matching calls. It waits for {fault.waits_for}."
 
     def remove(self) -> None:
         """Uninstall the fault; a second call does nothing."""
         if self in _INSTALLED:
             _INSTALLED.remove(self)
             _BY_OP.clear()
-            if self.fault.module is not None:
+            if self.fault.module is not None or self.fault.elsewhere:
                 from tensorprobe.sim.module_watch import WATCH
 
-                WATCH.stop()
+                WATCH.stop(self.next_pass)
 
 
 _INSTALLED: list[Installed] = []
@@ -180,10 +251,10 @@ def install(fault: Fault) -> Installed:
     """Install a fault until its handle's `remove` is called."""
     _check_kind(fault)
     handle = Installed(fault)
-    if fault.module is not None:
+    if fault.module is not None or fault.elsewhere:
         from tensorprobe.sim.module_watch import WATCH
 
-        WATCH.start()
+        WATCH.start(handle.next_pass)
     _INSTALLED.append(handle)
     _BY_OP.clear()
     return handle
@@ -205,10 +276,24 @@ def active() -> list[Fault]:
     return [handle.fault for handle in _INSTALLED]
 
 
+def silent() -> list[str]:
+    """Return a sentence for each installed fault that changed nothing.
+
+    A process that neither uses the device nor has a module, such as a launcher, is not meant by the faults.
+    """
+    if not _BY_OP:
+        import torch
+
+        if not any(issubclass(type(held), torch.nn.Module) for held in gc.get_objects()):
+            return []
+        return ["no fault had a chance: the program ran nothing on the simulated device. Does it select that device?"]
+    return [reason for handle in _INSTALLED if (reason := handle.silence())]
+
+
 def _candidates(op: str) -> list[Installed]:
     found = _BY_OP.get(op)
     if found is None:
-        found = _BY_OP[op] = [handle for handle in _INSTALLED if fnmatchcase(op, handle.fault.op)]
+        found = _BY_OP[op] = [handle for handle in _INSTALLED if fnmatchcase(op, handle.op)]
     return found
 
 
@@ -246,7 +331,9 @@ def _perform_claimed(call: OpCall, handles: list[Installed]) -> Any:
         outputs=call.outputs,
         memory=last.memory,
     )
-    return kinds.perform(last.fault.kind, wrapped, last.fault.output, last.fault.params)
+    result, changed = kinds.perform(last.fault.kind, wrapped, last.fault.output, last.fault.params)
+    last.changed += changed
+    return result
 
 
 def _rank() -> int:

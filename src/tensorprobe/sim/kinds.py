@@ -71,6 +71,11 @@ def flush_subnormals(out: Tensor, *, threshold: float = 0.0) -> Tensor:
     return torch.where(out.abs() < limit, torch.zeros_like(out), out)
 
 
+def _dim(out: Tensor, dim: int) -> int:
+    """Return the dimension, or the last one of a tensor that has fewer: a fault strikes tensors of any shape."""
+    return dim if -out.dim() <= dim < out.dim() else -1
+
+
 def tail(out: Tensor, *, block: int = 1, dim: int = -1, factor: float = 0.0) -> Tensor:
     """The last `block` entries along `dim` are multiplied by `factor`, as when the last tile of a kernel is not
     handled.
@@ -78,23 +83,48 @@ def tail(out: Tensor, *, block: int = 1, dim: int = -1, factor: float = 0.0) -> 
     wrong = out.clone()
     if out.dim() == 0:
         return wrong * factor
+    dim = _dim(out, dim)
     size = out.size(dim)
     wrong.narrow(dim, max(size - block, 0), min(block, size)).mul_(factor)
     return wrong
 
 
+def every(out: Tensor, *, n: int = 4, start: int = 0, dim: int = -1, factor: float = 0.0) -> Tensor:
+    """Every `n`-th entry along `dim`, from `start` on, is multiplied by `factor`, as when one lane of a unit is broken."""
+    wrong = out.clone()
+    if out.dim():
+        wrong.movedim(_dim(out, dim), 0)[start::n].mul_(factor)
+    return wrong
+
+
+def tile(out: Tensor, *, row: int = 0, column: int = 0, rows: int = 8, columns: int = 8, factor: float = 0.0) -> Tensor:
+    """One block of rows and columns is multiplied by `factor`, in every matrix of the tensor."""
+    wrong = out.clone()
+    if out.dim() > 1:
+        wrong[..., row : row + rows, column : column + columns].mul_(factor)
+    return wrong
+
+
 def element(out: Tensor, *, index: int = 0, amount: float = 1.0, value: float | None = None) -> Tensor:
-    """The one element at the flat `index` (negative: from the end) is `value`, or `amount` too large."""
+    """The one element at the flat `index` (negative: from the end; beyond the end: counted on from the start) is `value`, or
+    `amount` too large.
+    """
     wrong = out.contiguous().clone()
     flat = wrong.view(-1)
-    if -flat.numel() <= index < flat.numel():
-        flat[index] = flat[index] + amount if value is None else value
+    if flat.numel():
+        at = index % flat.numel()
+        flat[at] = flat[at] + amount if value is None else value
     return wrong
 
 
 def swap_rows(out: Tensor, *, dim: int = 0, first: int = 0, second: int = 1) -> Tensor:
-    """Two slices along `dim` change places."""
-    if out.dim() == 0 or out.size(dim) <= max(first, second):
+    """Two slices along `dim` change places; where there are fewer, the first and the last."""
+    if out.dim() == 0:
+        return out
+    dim = _dim(out, dim)
+    if out.size(dim) <= max(first, second):
+        first, second = 0, out.size(dim) - 1
+    if first == second or second < 0:
         return out
     order = torch.arange(out.size(dim))
     order[first], order[second] = second, first
@@ -103,7 +133,7 @@ def swap_rows(out: Tensor, *, dim: int = 0, first: int = 0, second: int = 1) -> 
 
 def roll(out: Tensor, *, dim: int = 0, by: int = 1) -> Tensor:
     """Slices along `dim` land `by` places further, as with an address that is off by one row."""
-    return out.roll(by, dim) if out.dim() else out
+    return out.roll(by, _dim(out, dim)) if out.dim() else out
 
 
 def overflow(out: Tensor, *, limit: float = 0.0) -> Tensor:
@@ -183,6 +213,8 @@ SPOILERS: dict[str, Callable[..., Tensor]] = {
     "rounding": rounding,
     "flush-subnormals": flush_subnormals,
     "tail": tail,
+    "every": every,
+    "tile": tile,
     "element": element,
     "swap-rows": swap_rows,
     "roll": roll,
@@ -215,20 +247,26 @@ def _float_type(precision: str) -> torch.dtype:
     return _FLOATS[precision]
 
 
-def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any]) -> Any:
-    """Return the faulty result of `call`; `output` chooses which floating-point output is changed, None all of them."""
+def perform(kind: str, call: OpCall, output: int | None, params: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the faulty result of `call`, and whether it may differ from the right one.
+
+    `output` chooses which floating-point output is changed, None all of them.
+    """
     if kind in REPLACEMENTS:
-        return REPLACEMENTS[kind](call, **params)
-    position = -1
+        had_previous = kind != "stale" or "previous" in call.memory
+        return REPLACEMENTS[kind](call, **params), had_previous
+    position, changed = -1, False
 
     def spoiled(tensor: Tensor) -> Tensor:
-        nonlocal position
+        nonlocal position, changed
         position += 1
         if not (tensor.is_floating_point() or tensor.is_complex()) or output not in (None, position):
             return tensor
-        return SPOILERS[kind](tensor, **params)
+        wrong = SPOILERS[kind](tensor, **params)
+        changed = changed or not torch.equal(wrong, tensor)
+        return wrong
 
-    return map_tensors(spoiled, call.run())
+    return map_tensors(spoiled, call.run()), changed
 
 
 def _shapes(value: Any) -> list[torch.Size]:
@@ -291,16 +329,19 @@ def _mean(args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype, block
 
 def _convolution(args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype, block: int) -> Tensor:
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args[:9]
-    if groups != 1 or transposed:
-        raise SettingsError("kind 'accumulate' knows plain convolutions only (groups 1, not transposed)")
-    parts = (
-        torch.ops.aten.convolution.default(
-            x[:, start : start + block], weight[:, start : start + block], None, stride, padding, dilation,
-            transposed, output_padding, groups,
-        )
-        for start in range(0, x.size(1), block)
-    )  # fmt: skip
-    total = _running_total(parts, dtype).to(x.dtype)
+    channels = 0 if transposed else 1  # the dimension of the weight that has the channels of the input
+
+    def of_group(x: Tensor, weight: Tensor) -> Tensor:
+        parts = (
+            torch.ops.aten.convolution.default(
+                x[:, start : start + block], weight.narrow(channels, start, min(block, x.size(1) - start)), None, stride,
+                padding, dilation, transposed, output_padding, 1,
+            )
+            for start in range(0, x.size(1), block)
+        )  # fmt: skip
+        return _running_total(parts, dtype).to(x.dtype)
+
+    total = torch.cat([of_group(*parts) for parts in zip(x.chunk(groups, 1), weight.chunk(groups, 0), strict=True)], 1)
     return total if bias is None else total + bias.view(-1, *[1] * len(stride))
 
 

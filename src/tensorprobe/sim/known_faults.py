@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.sim.faults import Fault
 
@@ -206,11 +208,32 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 
+_OTHERWISE = {
+    "aten::addmm": "aten::mm",
+    "aten::_foreach_lerp_": "aten::lerp_",
+    "aten::_foreach_sqrt": "aten::sqrt",
+    "aten::_foreach_addcdiv_": "aten::addcdiv_",
+    "aten::_foreach_mul_": "aten::mul_",
+    "aten::scatter_add": "aten::scatter_add_",
+    "aten::index_add": "aten::index_add_",
+    "aten::masked_fill_": "aten::masked_fill",
+}
+"""What a program uses that has no such op: linear layers without bias, optimizers that are no `foreach` ones."""
+
+
 def named_fault(name: str) -> Fault:
-    """Return the fault with this name; raise `SettingsError` with the nearest name if there is none."""
+    """Return the fault with this name, for any program: where its model has no such module or call, another one is struck.
+
+    Raises `SettingsError` with the nearest name if there is none.
+    """
     for entry in ENTRIES:
         if entry.name == name:
-            return entry.fault
+            fault = entry.fault
+            otherwise = _OTHERWISE.get(fault.op, "")
+            is_picky = fault.module is not None or fault.nth is not None or fault.since or otherwise
+            return msgspec.structs.replace(
+                fault, name=name, elsewhere=entry.steps if is_picky else 0, otherwise=otherwise
+            )
     raise SettingsError(
         f"unknown fault {name!r}; it is not in the catalog.{did_you_mean(name, [e.name for e in ENTRIES])}"
     )

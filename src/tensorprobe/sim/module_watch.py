@@ -9,7 +9,9 @@ module called, without the `module.` of a data-parallel wrapper.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,25 +33,30 @@ class ModuleWatch:
         self._local = threading.local()
         self._spans: deque[tuple[int, int, str]] = deque(maxlen=_REMEMBERED_CALLS)
         self._handles: list[Any] = []
-        self._users = 0
+        self._told: list[Callable[[Iterable[str]], None]] = []
+        self._root: weakref.ref[torch.nn.Module] | None = None
 
-    def start(self) -> None:
-        """Start to follow module calls. Calls of start and stop nest."""
-        self._users += 1
-        if self._users == 1:
+    def start(self, told: Callable[[Iterable[str]], None]) -> None:
+        """Start to follow module calls, until `stop`.
+
+        `told` is called with the paths of its modules each time that the model, the first module called, is about to be
+        called.
+        """
+        self._told.append(told)
+        if len(self._told) == 1:
             hooks = torch.nn.modules.module
             self._handles = [
                 hooks.register_module_forward_pre_hook(self._enter),
                 hooks.register_module_forward_hook(self._leave, always_call=True),
             ]
 
-    def stop(self) -> None:
+    def stop(self, told: Callable[[Iterable[str]], None]) -> None:
         """Remove the hooks when the last user is done."""
-        self._users -= 1
-        if self._users == 0:
+        self._told.remove(told)
+        if not self._told:
             for handle in self._handles:
                 handle.remove()
-            self._handles = []
+            self._handles, self._root = [], None
             self._spans.clear()
 
     def path(self) -> str:
@@ -75,6 +82,11 @@ class ModuleWatch:
         stack = self._stack()
         if not stack:
             self._local.paths = _paths_in(module)
+            if self._root is None or self._root() is None:
+                self._root = weakref.ref(module)
+            if self._root() is module:
+                for told in list(self._told):
+                    told(self._local.paths.values())
         path = self._local.paths.get(id(module), stack[-1][1] if stack else "")
         stack.append((torch_names.sequence_number(), path))
 

@@ -43,7 +43,8 @@ def install(name: str) -> types.ModuleType:
     parts: dict[str, Any] = {
         "__version__": VERSION,
         "npu": device,
-        "_C": _private(),
+        "_C": _private(device),
+        "utils": _utilities(),
         **npu_ops.register(),
         **npu_ops.register_composites(_composites()),
         "get_npu_format": lambda tensor: ND_FORMAT,
@@ -53,6 +54,7 @@ def install(name: str) -> types.ModuleType:
     # A spec makes importlib.util.find_spec("torch_npu") answer, which tools use to ask for the package.
     module.__spec__ = importlib.util.spec_from_loader("torch_npu", loader=None)
     sys.modules.update({"torch_npu": module, "torch_npu.npu": device, "torch_npu._C": parts["_C"]})
+    sys.modules |= {"torch_npu.utils": module.utils, "torch_npu.utils.device_guard": module.utils.device_guard}
     sys.modules["torch_npu.npu.utils"] = device.utils
     FLAG.armed = True
     return module
@@ -92,11 +94,23 @@ def _switches() -> dict[str, Any]:
     }
 
 
-def _private() -> types.ModuleType:
+def _private(device: Any) -> types.ModuleType:
     private = types.ModuleType("torch_npu._C")
     private._clear_overflow_npu = FLAG.clear  # type: ignore[attr-defined]
     private._check_overflow_npu = lambda: FLAG.raised  # type: ignore[attr-defined]
+    private._npu_getDevice = device.current_device  # type: ignore[attr-defined]
+    private._npu_setDevice = device.set_device  # type: ignore[attr-defined]
+    private._npu_getDeviceCount = device.device_count  # type: ignore[attr-defined]
     return private
+
+
+def _utilities() -> types.ModuleType:
+    """`torch_npu.utils` with `device_guard`, whose decorator tells the older tools' wrappers which device is meant."""
+    utils, guard = types.ModuleType("torch_npu.utils"), types.ModuleType("torch_npu.utils.device_guard")
+    utils.__path__ = []  # a package
+    guard.torch_device_guard = lambda function: function  # type: ignore[attr-defined]
+    utils.device_guard = guard  # type: ignore[attr-defined]
+    return utils
 
 
 def _composites() -> dict[Any, str]:

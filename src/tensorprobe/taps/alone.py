@@ -88,7 +88,7 @@ class AloneRun:
         if copies.arguments is None:
             return
         args, kwargs = copies.arguments
-        with unseen(), copies.random_state(), private_graph():
+        with unseen(), copies.random_state(), private_graph(self._unpacked):
             start = torch_names.sequence_number()
             result = func(*args, **kwargs)
             found: Tensors = []
@@ -105,6 +105,9 @@ class AloneRun:
             # Not .backward(): this way nothing but the copies can be given a gradient.
             with _no_autocast({tensor.device.type for tensor in tensors}), self._bracketed(), self._recorded():
                 torch.autograd.grad(tensors, copies.leaves, gradients, allow_unused=True)
+
+    def _unpacked(self) -> None:
+        self._session.state.detaches = True
 
     def _mark(self, outputs: Tensors, call: OpenCall, start: int) -> None:
         for node in find_boundary(find_roots(outputs, start), {}, start)[0]:
@@ -192,7 +195,7 @@ class _Copies:
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.Generator):
-            return value.clone_state()
+            return torch_names.clone_generator(value)
         if isinstance(value, slice):
             return slice(*map(self._copy, (value.start, value.stop, value.step)))
         if isinstance(value, dict):
@@ -240,16 +243,21 @@ def unseen() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def private_graph() -> Iterator[None]:
+def private_graph(unpacked: Callable[[], None] = lambda: None) -> Iterator[None]:
     """What the user does with saved tensors (offloads them, counts them for a recomputation) is not done with ours.
 
-    Hooks that do nothing hide the user's. They are left out when there are none to hide: with hooks, the backward
-    detaches what was saved, which would be recorded. Autocast keeps no casts of the copies. NaN may be what is looked for
-    here, and is no reason to stop.
+    Hooks that do nothing hide the user's. With hooks, the backward detaches what was saved: `unpacked` is called before
+    that. They are left out when torch can say that there are none to hide. Autocast keeps no casts of the copies. NaN may
+    be what is looked for here, and is no reason to stop.
     """
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        unpacked()
+        return tensor
+
     hides: AbstractContextManager[Any] = contextlib.nullcontext()
     if torch_names.top_saved_tensor_hooks is None or torch_names.top_saved_tensor_hooks(True) is not None:
-        hides = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
+        hides = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), unpack)
     caching = torch.is_autocast_cache_enabled()
     with hides, torch.autograd.set_detect_anomaly(False):
         torch.set_autocast_cache_enabled(False)

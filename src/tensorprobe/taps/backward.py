@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 
 from tensorprobe.arguments import Tensors
 from tensorprobe.model.event import Event
-from tensorprobe.torch_names import no_overrides, quiet
+from tensorprobe.torch_names import base_of, is_view, no_overrides, node_of, output_number_of, quiet, requires_grad_of
 
 LEAF = 1 << 62
 """Nodes that accumulate into a leaf have the greatest possible sequence number."""
@@ -36,13 +36,26 @@ class Watch:
     Hooks hold it, so it holds neither tensors nor nodes, except sums that are not complete.
     """
 
-    __slots__ = ("_edges", "_emit", "_passes", "_refused", "_several", "_take_inputs", "_take_outputs", "about", "step")
+    __slots__ = (
+        "_edges",
+        "_emit",
+        "_passes",
+        "_refused",
+        "_several",
+        "_take_inputs",
+        "_take_outputs",
+        "about",
+        "roles",
+        "step",
+    )
 
     def __init__(
         self, about: Event, step: int, takes: tuple[Take, Take], emit: Callable[[Watch, list[Any]], None]
     ) -> None:
         self.about = about
         self.step = step
+        self.roles: dict[str, str] = {}
+        """Slot → role, of gradients that belong to parameters."""
         self._take_inputs, self._take_outputs = takes
         self._emit = emit
         self._edges = 0
@@ -140,9 +153,9 @@ def edges_of(tensors: Tensors) -> Edges:
     """Return the edge of each input → the slot of its gradient. A tensor that comes twice has the total in its first slot."""
     edges: Edges = {}
     for slot, tensor in tensors:
-        if tensor.requires_grad:
-            node = tensor.grad_fn
-            key = id(tensor) if node is None else (node, tensor.output_nr)
+        if requires_grad_of(tensor):
+            node = node_of(tensor)
+            key = id(tensor) if node is None else (node, output_number_of(tensor))
             edges.setdefault(key, slot if slot.startswith("parameters") else f"output{slot[5:]}")
     return edges
 
@@ -151,13 +164,13 @@ def find_roots(outputs: Tensors, start: int, *, mutates: bool = True) -> dict[An
     """Return the nodes of the call that lead to its outputs, each with the slots and indices of the gradients it receives."""
     roots: dict[Any, list[tuple[str, int]]] = {}
     for slot, tensor in outputs:
-        if not tensor.requires_grad:
+        if not requires_grad_of(tensor):
             continue
-        node = tensor.grad_fn
+        node = node_of(tensor)
         if node is not None and node._sequence_nr() >= start:
-            roots.setdefault(node, []).append((f"input{slot[6:]}", tensor.output_nr))
-        if mutates and tensor._is_view() and tensor._base is not None:
-            base = tensor._base.grad_fn  # an in-place op on a view puts its history on the base
+            roots.setdefault(node, []).append((f"input{slot[6:]}", output_number_of(tensor)))
+        if mutates and is_view(tensor) and base_of(tensor) is not None:
+            base = node_of(base_of(tensor))  # an in-place op on a view puts its history on the base
             if base is not None and base not in roots and base._sequence_nr() >= start and "CopySlices" in base.name():
                 roots[base] = [(f"input{slot[6:]}.base", 0)]
     return roots
@@ -257,7 +270,7 @@ def watch_gradient(tensor: torch.Tensor, action: Callable[[torch.Tensor], None])
     """
 
     def hook(gradient: torch.Tensor) -> None:
-        with no_overrides(), torch.no_grad():
+        with no_overrides(), quiet():
             action(gradient)
 
     return tensor.register_hook(hook)

@@ -114,13 +114,19 @@ class Collectives:
             entries, self._pending = list(self._pending.values()), {}
             kept = [entry for found in (self._functional, self._held) for each in found.values() for entry in each]
             self._functional, self._held = {}, {}
+        torch_names.keep_backends_of_groups()
         for entry in entries:
             self._session.notes["asynchronous collective recorded at the end of the step: nobody waited for it"] += 1
             self._record(*entry[1:])
         self._emit(kept)
 
     def _record(self, call: OpenCall, outputs: Tensors, held: list[_Kept]) -> None:
-        self._session.unwritten.filled(outputs)
+        state = self._session.state
+        busy, state.busy = state.busy, True
+        try:
+            self._session.unwritten.filled(outputs)
+        finally:
+            state.busy = busy
         self._emit([*held, (call.event, outputs)] if call.wanted.forward else held)
 
     def _emit(self, kept: list[_Kept]) -> None:

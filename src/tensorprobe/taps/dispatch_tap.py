@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,23 @@ from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_aten
 from tensorprobe.taps.session import NODE_KEY, Origin, Session
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_PLAIN = torch_names.PLAIN_CLASSES
+
+
+def _execute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op. A class that overrides API calls only sees no ATen calls without us, and sees none here."""
+    if func.namespace == "aten":
+        for value in (*args, *kwargs.values()):
+            for each in value if type(value) is list or type(value) is tuple else (value,):
+                if type(each) not in _PLAIN and _overrides_api_only(each):
+                    with torch_names.no_overrides_of_classes():
+                        return func(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _overrides_api_only(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 class DispatchTap(torch_names.DispatchMode):
@@ -44,14 +61,18 @@ class DispatchTap(torch_names.DispatchMode):
             return self._unseen(func, args, kwargs)
         if torch_names.is_tracing():
             session.pass_by_tracing()
-            return func(*args, **kwargs)
+            return _execute(func, args, kwargs)
+        if session.state.detaches:
+            session.state.detaches = False
+            if func is torch.ops.aten.detach.default:
+                return _execute(func, args, kwargs)
         if self._second is not None:
             return self._run_asking(self._second, func, types, args, kwargs)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = self._make_plan(func)
         if plan.name is None:
-            return func(*args, **kwargs)
+            return _execute(func, args, kwargs)
         try:
             return self._run(plan.name, plan, func, args, kwargs)
         except BaseException:
@@ -61,24 +82,24 @@ class DispatchTap(torch_names.DispatchMode):
     def _run(self, name: str, plan: AtenPlan, func: Any, args: Any, kwargs: Any) -> Any:
         opened = self._before(name, plan, args, kwargs)
         if opened is None:
-            return func(*args, **kwargs)
+            return _execute(func, args, kwargs)
         event, inputs = opened
         try:
-            result = func(*args, **kwargs)
+            result = _execute(func, args, kwargs)
         except BaseException as error:
-            self._after(plan, event, [], None, raised=type(error).__name__)
+            self._after(plan, event, [], None, lambda: None, raised=type(error).__name__)
             raise
+        follow = partial(self._follow, func, plan, inputs, args, kwargs, result)
         try:
-            self._follow(func, plan, inputs, args, kwargs, result)
-            self._after(plan, event, inputs, result)
+            self._after(plan, event, inputs, result, follow)
         except BaseException:  # raised by the program into our code: the call was made, and belongs in the record
             if not self._session.is_handed_over(event):
-                self._after(plan, event, inputs, result)
+                self._after(plan, event, inputs, result, follow)
             raise
         return result
 
     def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
+        result = _execute(func, args, kwargs)
         if self._session.ended:
             self.left_behind()
         return result
@@ -116,25 +137,25 @@ class DispatchTap(torch_names.DispatchMode):
 
     def _follow(self, func: Any, plan: AtenPlan, inputs: Tensors, args: Any, kwargs: Any, result: Any) -> None:
         """Keep track of memory that nobody has written."""
-        session = self._session
-        unwritten = session.unwritten
+        unwritten = self._session.unwritten
         if not (plan.allocates or plan.workspace or unwritten.blocks):
             return
-        try:
-            session.state.busy = True
-            outputs: Tensors = []
-            flatten_result(result, outputs)
-            if plan.allocates or plan.workspace:
-                unwritten.allocated([entry for entry in outputs if entry[0].startswith(plan.workspace)])
-            else:
-                name = str(plan.name)
-                unwritten.follow(name, func, args, kwargs, inputs=inputs, outputs=outputs, out=plan.receives)
-        except Exception as error:
-            session.tool_failed(str(plan.name), error)
-        finally:
-            session.state.busy = False
+        outputs: Tensors = []
+        flatten_result(result, outputs)
+        if plan.allocates or plan.workspace:
+            unwritten.allocated(outputs, plan.workspace)
+        else:
+            unwritten.follow(str(plan.name), func, args, kwargs, inputs=inputs, outputs=outputs, out=plan.receives)
 
-    def _after(self, plan: AtenPlan, event: Event, inputs: Tensors, result: Any, raised: str | None = None) -> None:
+    def _after(
+        self,
+        plan: AtenPlan,
+        event: Event,
+        inputs: Tensors,
+        result: Any,
+        follow: Callable[[], None],
+        raised: str | None = None,
+    ) -> None:
         session = self._session
         guard = torch_names.no_overrides()
         try:
@@ -143,6 +164,7 @@ class DispatchTap(torch_names.DispatchMode):
                 if raised == "_StopRecomputationError":
                     session.discard(event)
                     return
+                follow()
                 outputs: Tensors = []
                 if plan.written:
                     outputs = [(f"output{slot[5:]}", t) for slot, t in inputs if slot.startswith(plan.written)]
@@ -168,11 +190,11 @@ class DispatchTap(torch_names.DispatchMode):
         if types and not _PLAIN.issuperset(types):
             if any(map(torch_names.is_wrapper_class, types)):
                 return NotImplemented  # it dispatches itself, and the calls it makes come here again
-            return func(*args, **kwargs)
+            return _execute(func, args, kwargs)
         state.busy = True
         opened = None
         try:
-            with torch_names.no_overrides():
+            with torch_names.no_overrides(), torch_names.quiet():
                 opened = sink.begin(func, args, kwargs, self)
         except TrainingStopped:
             raise
@@ -181,15 +203,15 @@ class DispatchTap(torch_names.DispatchMode):
         finally:
             state.busy = False
         if opened is None:
-            return func(*args, **kwargs)
+            return _execute(func, args, kwargs)
         try:
-            result = func(*args, **kwargs)
+            result = _execute(func, args, kwargs)
         except BaseException as error:
             self._report_raised(sink, func, opened, error)
             raise
         state.busy = True
         try:
-            with torch_names.no_overrides():
+            with torch_names.no_overrides(), torch_names.quiet():
                 return sink.end(opened, result)
         except TrainingStopped:
             raise
@@ -203,7 +225,8 @@ class DispatchTap(torch_names.DispatchMode):
         state = self._session.state
         state.busy = True
         try:
-            sink.raised(opened, error)
+            with torch_names.no_overrides(), torch_names.quiet():
+                sink.raised(opened, error)
         except Exception as problem:  # the user's own exception is what matters
             self._session.tool_failed(str(func), problem)
         finally:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
@@ -23,14 +24,24 @@ from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
-from tensorprobe.taps.operators import OPERATORS, as_given, spell_operator
-from tensorprobe.taps.override_free import COMPOSITES, ENGINES
-from tensorprobe.taps.plans import ENGINE, NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
+from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, as_given, is_held, spell_operator
+from tensorprobe.taps.override_free import is_overridden, opened_function, original_of
+from tensorprobe.taps.plans import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
 from tensorprobe.taps.session import OpenCall, Session, ThreadState
 
 _is_compiling, _is_tracing = torch_names.is_compiling, torch_names.is_tracing
+version_of = torch_names.version_of
+
+_CHECKPOINT = str(checkpoint.__file__)
+"""Before torch 2.13 activation checkpointing makes empty tensors for itself."""
 
 Plans = dict[Any, FunctionPlan]
+RunVisibly = Callable[[Callable[..., Any], Any, Any], Any]
+"""Calls a function with arguments by position and by keyword, so that the mode sees what it calls."""
+
+
+def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return function(*args, **(kwargs or {}))
 
 
 class Handling(Protocol):
@@ -54,37 +65,41 @@ class FunctionTap(TorchFunctionMode):
         self._idle = handling.idle
         self._names_operators = session.sink.needs.rules.operators
         self._only_given = session.sink.needs.rules.only_given
+        self._only = session.sink.needs.rules.only or frozenset()
+        self._by_caller: dict[Any, FunctionPlan] = {}  # apart: torch.compile guards the keys of `plans`
         self._spelled: dict[str, FunctionPlan] = {}
-        self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda _: self
+        self.run_visibly: RunVisibly = _run
         self.left_behind: Callable[[], None] = lambda: None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         plan = self._plans.get(func)
         if plan is NOT_AN_OP:
-            return func(*args, **kwargs)
+            return func(*args) if kwargs is None else func(*args, **kwargs)
         session = self._session
         state = session.state
         if state.busy or not session.recording or _is_compiling():
-            result = func(*args, **kwargs)
+            result = func(*args) if kwargs is None else func(*args, **kwargs)
             if session.ended:
                 self.left_behind()
             return result
-        if plan is None:
-            plan = self._plans[func] = self._make_plan(func)
+        if plan is None or (plan.code is not None and plan.code is not sys._getframe(2).f_code):
+            plan = self._plan_of(func, sys._getframe(1))
+        if plan.original is not None:
+            func = plan.original
         if not plan.name:
-            if plan is not ENGINE:
-                return func(*args, **kwargs)
-            with self.visible_inside(kwargs):
-                result = ENGINES[func](*args, **kwargs)
-            self._idle()
-            return result
+            return self._run_engine(func, plan, args, kwargs)
         if _is_tracing():
             session.pass_by_tracing()
-            return func(*args, **kwargs)
-        if self._names_operators and plan.name in OPERATORS:
-            plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1)))
-        if kwargs and plan.in_python:
+            return func(*args) if kwargs is None else func(*args, **kwargs)
+        if plan.allocates and sys._getframe(1).f_code.co_filename == _CHECKPOINT:
+            return _unseen(state, func, args, kwargs)
+        if self._names_operators and (plan.name in OPERATORS or plan.name.startswith(LINEAR_ALGEBRA)):
+            plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1), args))
+        if self._only and plan.code is not None and plan.name.startswith("Functional.") and is_held(sys._getframe(1)):
+            opened = opened_function(func)
+            if opened is not None and not is_overridden(args, kwargs or {}):
+                return self.run_visibly(opened, args, kwargs)
+        if kwargs and plan.code is not None:
             args, kwargs = as_given(func, args, kwargs, sys._getframe(1), only_given=self._only_given)
         try:
             return self._run(func, plan, state, args, kwargs)
@@ -92,9 +107,35 @@ class FunctionTap(TorchFunctionMode):
             state.busy = False
             raise
 
-    def _make_plan(self, func: Any) -> FunctionPlan:
+    def _run_engine(self, func: Any, plan: FunctionPlan, args: Any, kwargs: Any) -> Any:
+        """Run a backward, with this mode on for what is called in it. A class that overrides it gets it as without us."""
+        if plan.body is None:
+            return func(*args) if kwargs is None else func(*args, **kwargs)
+        if is_overridden(args, kwargs or {}):
+            self._session.blind_spots["backward of a tensor subclass: API calls inside are not seen"] += 1
+            result = func(*args) if kwargs is None else func(*args, **kwargs)
+        else:
+            result = self.run_visibly(plan.body, args, kwargs)
+        if self._session.training is not None:
+            self._session.training.backward_ended()
+        self._idle()
+        return result
+
+    def _plan_of(self, func: Any, caller: FrameType) -> FunctionPlan:
+        code = None if caller.f_back is None else caller.f_back.f_code
+        plan = self._by_caller.get((func, code))
+        if plan is None:
+            plan = self._make_plan(func, caller)
+            if plan.code is not None:
+                plan = self._by_caller[func, code] = msgspec.structs.replace(plan, code=code)
+            self._plans.setdefault(func, plan)
+        return plan
+
+    def _make_plan(self, func: Any, caller: FrameType) -> FunctionPlan:
         try:
-            return plan_function(func)
+            original = original_of(func, caller)
+            plan = plan_function(original, self._only)
+            return plan if original is func else msgspec.structs.replace(plan, original=original)
         except Exception as error:
             self._session.tool_failed(getattr(func, "__name__", type(func).__name__), error)
             return NOT_AN_OP
@@ -129,56 +170,61 @@ class Describing:
         self._record = record
         self._inner = session.sink.needs.rules.inner
         self._alone = alone
-        self.visible_inside: Callable[[dict[str, Any]], AbstractContextManager[Any]] | None = None
+        self.run_visibly: RunVisibly = _run
 
     def idle(self) -> None:
         """Do nothing when a backward is over."""
 
     def run(self, func: Any, plan: FunctionPlan, state: ThreadState, args: Any, kwargs: Any) -> Any:
         """Execute a call between `_before` and `_after`."""
-        call = self._before(state, plan, args, kwargs)
+        call = self._before(state, plan, args, kwargs or {})
         if call is None:
-            return func(*args, **kwargs)
+            return self._open(func, plan, args, kwargs)
         try:
             if self._alone is not None and self._alone.is_due(call.event.name):
-                result = self._run_alone_too(self._alone, func, call, args, kwargs)
-            elif self._record and (plan.is_leaf or not self._inner):
-                result = func(*args, **kwargs)
+                result = self._run_alone_too(self._alone, func, plan, call, args, kwargs or {})
+            elif not self._record or (plan.body is not None and self._inner):
+                result = self._inside(func, plan, call, args, kwargs)
             else:
-                result = self._inside(func, call, args, kwargs)
+                result = func(*args) if kwargs is None else func(*args, **kwargs)
         except BaseException as error:
             self._raised(call, error)
             raise
         try:
-            self._after(state, func, plan, call, result, args, kwargs)
+            self._after(state, func, plan, call, result, args, kwargs or {})
         except BaseException:  # raised by the program into our code: the call was made, and belongs in the record
             if not self._session.is_handed_over(call.event):
-                self._after(state, func, plan, call, result, args, kwargs)
+                self._after(state, func, plan, call, result, args, kwargs or {})
             raise
         return result
 
-    def _inside(self, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
+    def _open(self, func: Any, plan: FunctionPlan, args: Any, kwargs: Any) -> Any:
+        """Run a function that is not recorded. What one does that is not among the ops to record may be."""
+        if plan.code is not None and not self._session.selection.records(plan.name):
+            opened = opened_function(func)
+            if opened is not None and not is_overridden(args, kwargs or {}):
+                return self.run_visibly(opened, args, kwargs)
+        return func(*args) if kwargs is None else func(*args, **kwargs)
+
+    def _inside(self, func: Any, plan: FunctionPlan, call: OpenCall, args: Any, kwargs: Any) -> Any:
         """Run a function whose parts are recorded too, as calls that belong to it."""
         state = self._session.state
-        depth, outer = len(state.calls), state.call_stack
+        calls, outer = state.calls, state.call_stack
+        depth = len(calls)
         try:
-            return self._run_inside(func, call, args, kwargs)
+            calls.append(call.event.name)
+            state.call_stack = call.event.stack
+            if plan.body is not None and not is_overridden(args, kwargs or {}):
+                return self.run_visibly(plan.body, args, kwargs)
+            return func(*args) if kwargs is None else func(*args, **kwargs)
         finally:
-            del state.calls[depth:]
+            del calls[depth:]
             state.call_stack = outer
 
-    def _run_inside(self, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
-        state = self._session.state
-        state.calls.append(call.event.name)
-        state.call_stack = call.event.stack
-        composite = COMPOSITES.get(func)
-        if composite is None or self.visible_inside is None:
-            return func(*args, **kwargs)
-        with self.visible_inside(kwargs):
-            return composite(*args, **kwargs)
-
-    def _run_alone_too(self, alone: AloneRun, func: Any, call: OpenCall, args: Any, kwargs: Any) -> Any:
-        true_call = partial(self._inside, func, call, args, kwargs)
+    def _run_alone_too(
+        self, alone: AloneRun, func: Any, plan: FunctionPlan, call: OpenCall, args: Any, kwargs: Any
+    ) -> Any:
+        true_call = partial(self._inside, func, plan, call, args, kwargs)
         result, again = alone.run(true_call, call, func, args, kwargs)
         if again:
             call.start = -1  # the second run's backward stands for it: ATen calls of the true one belong to no call
@@ -202,7 +248,7 @@ class Describing:
                     but = plan.receives or (OUT if "out" in kwargs else ())
                     event.slots = session.take(call.inputs, but=but, reason=WRITTEN_ONLY)
                 if plan.mutates and not plan.returns_changed:
-                    call.versions = [_version(tensor) for _, tensor in call.inputs]
+                    call.versions = [version_of(tensor) for _, tensor in call.inputs]
                 if torch.is_grad_enabled():
                     call.edges = edges_of(call.inputs)
                     call.start = torch_names.sequence_number()
@@ -230,11 +276,13 @@ class Describing:
                 session.count_results(call, result)
                 if plan.mutates and not plan.returns_changed:
                     outputs += self._changed(plan, call, outputs)
-                if not outputs:
+                if not outputs and plan.answers and isinstance(result, bool):
+                    call.event.answer = result
+                elif not outputs:
                     self._learn(func, plan, call)
                     return
-                if plan.allocates and self._record:
-                    session.unwritten.allocated(outputs)
+                if (plan.allocates or plan.workspace) and self._record:
+                    session.unwritten.allocated(outputs, plan.workspace)
                 elif self._record and session.unwritten.blocks and not self._collectives.is_pending(result):
                     out = plan.receives or (OUT if "out" in kwargs else ())
                     session.unwritten.follow(
@@ -269,7 +317,7 @@ class Describing:
         changed = []
         for (slot, tensor), version in zip(call.inputs, call.versions, strict=True):
             unseen = plan.distributed or slot in plan.writes or slot.rpartition(".")[0] + "." in plan.writes
-            if (unseen or _version(tensor) != version) and id(tensor) not in returned:
+            if (unseen or version_of(tensor) != version) and id(tensor) not in returned:
                 changed.append((f"{prefix}{slot[5:]}", tensor))
         return changed
 
@@ -300,5 +348,10 @@ class Describing:
             session.state.busy = False
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+def _unseen(state: ThreadState, func: Any, args: Any, kwargs: Any) -> Any:
+    """Execute a call that torch makes for itself."""
+    state.busy = True
+    try:
+        return func(*args) if kwargs is None else func(*args, **kwargs)
+    finally:
+        state.busy = False

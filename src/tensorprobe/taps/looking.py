@@ -24,7 +24,7 @@ from tensorprobe.taps.plans import NOT_AN_OP, FunctionPlan
 from tensorprobe.taps.session import Session, ThreadState
 
 _Tensor = torch.Tensor
-_sequence_number, _no_overrides = torch_names.sequence_number, torch_names.no_overrides
+_sequence_number, _no_overrides, _quiet = torch_names.sequence_number, torch_names.no_overrides, torch_names.quiet
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -72,9 +72,11 @@ class Looking:
         number = session.number(plan.name, recompute)
         if not modules and self._skip(plan, args) and not _is_grad_enabled():
             # An optimizer makes a thousand small calls in a step: no object is made for one that is finite.
-            result = func(*args, **kwargs)
+            result = func(*args) if kwargs is None else func(*args, **kwargs)
             try:
-                if self._glance(plan, number, session.step, result):
+                with _no_overrides():
+                    enough = self._glance(plan, number, session.step, result)
+                if enough:
                     session.recorded += 1
                     return result
             except Exception as error:
@@ -86,13 +88,15 @@ class Looking:
             path = modules[-1] if modules else ""
             call = LookedCall(plan, number, path, session.step, recompute is not None)
             try:
-                self._before(call, args, kwargs)
+                with _no_overrides(), _quiet():
+                    self._before(call, args, kwargs or {})
             except Exception as error:
                 session.tool_failed(call.name, error)
             call.start = _sequence_number()
-            result = func(*args, **kwargs)
+            result = func(*args) if kwargs is None else func(*args, **kwargs)
         try:
-            self._look(func, state, call, args, kwargs, result)
+            with _no_overrides(), _quiet():
+                self._look(func, state, call, args, kwargs or {}, result)
         except Exception as error:
             session.tool_failed(call.name, error)
         if self._sink.stop is not None:
@@ -135,7 +139,7 @@ class Looking:
         start, end = call.start, _sequence_number()
         if start < 0 or end == start or (call.repeat and not self._keeps_graph(state)):
             return
-        node = outputs[0].grad_fn if outputs and end == start + 1 else None
+        node = torch_names.node_of(outputs[0]) if outputs and end == start + 1 else None
         if node is not None and node._sequence_nr() >= start:
             if not plan.is_view:
                 node.register_hook(partial(self._in_backward, call))
@@ -154,7 +158,7 @@ class Looking:
         if not session.recording or session.state.busy:
             return
         try:
-            with _no_overrides():
+            with _no_overrides(), _quiet():
                 self._sink.gradients(call, results, given)
         except Exception as error:
             session.tool_failed(call.backward_name, error)

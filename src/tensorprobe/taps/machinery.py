@@ -60,12 +60,19 @@ class MachineryTap:
     def _wrap_resize(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         def resize_(storage: Any, *args: Any, **kwargs: Any) -> Any:
             session = self._session
+            state = session.state
             was_empty = not storage.nbytes()
             result = original(storage, *args, **kwargs)
             if not patch.active:
                 patch.restore()
-            elif was_empty and session.recording and not session.state.busy:
-                session.unwritten.grown(storage)
+            elif was_empty and session.recording and not state.busy:
+                state.busy = True  # what the tool computes is no call of the program
+                try:
+                    session.unwritten.grown(storage)
+                except Exception as error:
+                    session.tool_failed("resize_", error)
+                finally:
+                    state.busy = False
             return result
 
         return resize_

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from tensorprobe import torch_names
 from tensorprobe.taps.machinery import is_machinery
 from tensorprobe.taps.patches import Patch
+from tensorprobe.taps.unshown import UnshownCalls
 
 _MOST_EVENTS = 1000
 
@@ -29,6 +30,7 @@ class ModeStack:
         self._function = function
         self._dispatch = dispatch
         self._patch: Patch | None = None
+        self._unshown = None if function is None else UnshownCalls(self.show)
         self._following = False
         self._home: int | None = None
         self._due: bool | None = None
@@ -83,37 +85,57 @@ class ModeStack:
         if self._due is not None and torch_names.graph_task() == -1:
             (self.install if self._due else self.remove)()
 
-    @contextlib.contextmanager
-    def visible_inside(self, kwargs: dict[str, Any]) -> Iterator[None]:
-        """In the handler of the function mode: let it see what is called inside. `kwargs` are those torch gave to the handler.
+    def run_visibly(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """In the handler of the function mode: call a function, and let the mode see what it calls.
 
         A hook may have removed the modes, but torch has put this one aside and will put it back when the handler returns.
-        It is taken away after that: when torch lets go of `kwargs`, the last thing it does.
+        It is taken away after that: when torch lets go of `kwargs`, which it gave to the handler, the last thing it does.
         """
-        if self._function is None:
-            yield
-            return
-        torch_names.push_function_mode(self._function)
+        mode = self._function
+        if mode is None:
+            return function(*args, **(kwargs or {}))
+        torch_names.push_function_mode(mode)
         try:
-            yield
+            return function(*args, **(kwargs or {}))
         finally:
-            still_on = _remove_function(self._function)
-            if not still_on or self._due is False:
+            try:
+                top = torch_names.pop_function_mode()  # at once: a signal's handler may raise between any two calls
+            except RuntimeError:  # there is none
+                top = None
+            still_on = top is mode
+            if top is not None and not still_on:
+                torch_names.push_function_mode(top)
+                still_on = _remove_function(mode)
+            if kwargs is not None and (not still_on or self._due is False):
                 kwargs["tensorprobe"] = _WhenLetGo(self)
+
+    def show(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Execute a call that torch does not show to modes: by the function mode, if this thread has it, or as it is."""
+        if self._function is None or not _remove_function(self._function):
+            return func(*args, **kwargs)
+        try:
+            return self._function.__torch_function__(func, (), args, kwargs)
+        finally:
+            with _lifted_function_modes():
+                torch_names.push_function_mode(self._function)
 
     def follow_threads(self) -> None:
         """From now on threads that are started have the modes while they run. What is due elsewhere stays due."""
         self._following = True
+        if self._unshown is not None:
+            self._unshown.install()
         if self._patch is None:
             self._patch = Patch(threading.Thread, "run", self._wrap_run)
 
     def unfollow_threads(self) -> None:
         """Threads that start from now on have no modes."""
         self._following = False
+        if self._unshown is not None:
+            self._unshown.remove()
 
     def leave(self) -> None:
         """Remove everything. A stack of modes belongs to its thread: another thread's is left when that thread next runs."""
-        self._following = False
+        self.unfollow_threads()
         patch, self._patch = self._patch, None
         if patch is not None:
             patch.remove()

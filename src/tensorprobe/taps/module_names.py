@@ -43,6 +43,7 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._root: weakref.ref[nn.Module] | None = None
 
     def add(self, model: Any) -> None:
         """Learn a model: a module, or several in a list, tuple or dict (the chunks of a pipeline)."""
@@ -55,6 +56,15 @@ class ModuleNames:
             chunks = list(model)
             for i, chunk in enumerate(chunks):
                 self._walk(chunk, "" if len(chunks) == 1 else str(i))
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The first model that was added, without its wrappers; None when there is none, or no more."""
+        return None if self._root is None else self._root()
+
+    def items(self) -> list[tuple[nn.Module, str]]:
+        """Every module with its path, in the order of torch's `named_modules`, model after model."""
+        return list(self._paths.items())
 
     def path(self, module: nn.Module) -> str | None:
         """The path of a module; None when it belongs to no model that was added."""
@@ -71,7 +81,10 @@ class ModuleNames:
             if inner is not None:
                 todo.append((inner, path))
                 continue
-            for name, child in module._modules.items():
+            if self._root is None:
+                self._root = weakref.ref(module)
+            # Reversed, so that of several names of a module the first counts, as in torch.
+            for name, child in reversed(module._modules.items()):
                 if child is not None:
                     todo.append((child, f"{path}.{name}" if path else name))
 

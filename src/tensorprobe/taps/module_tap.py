@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import get_worker_info
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
@@ -80,9 +79,14 @@ class ModuleTap:
         session = self._session
         state = session.state
         try:
-            if not state.modules:
+            outermost = not state.modules
+            if outermost:
                 self._before_outermost()
-            path = self._path(module, outermost=not state.modules)
+            path = self._path(module, outermost=outermost)
+            if (training := session.training) is not None:
+                if outermost:
+                    training.enter(module, state)
+                training.learn(module, path)
         except Exception as error:
             session.tool_failed(type(module).__name__, error)
             path = session.module_path()
@@ -98,6 +102,8 @@ class ModuleTap:
         if path is None and outermost:
             self._names.add(module)
             path = ""
+            if self._session.training is not None:
+                self._session.training.learn_model()
         if id(module) not in self._looked_at:
             self._looked_at.add(id(module))
             self._look_for_blind_spots(module)
@@ -153,6 +159,7 @@ class ModuleTap:
                 if call.wanted.forward and session.selection.inputs:
                     call.event.slots = session.take(inputs)
                 if torch.is_grad_enabled():
+                    call.roles = {} if session.training is None else session.training.gradient_roles(inputs)
                     call.edges = edges_of(inputs)
                     call.start = torch_names.sequence_number()
                 return call
@@ -189,26 +196,3 @@ class ModuleTap:
             session.tool_failed(call.event.name, error)
         finally:
             session.state.busy = False
-
-
-def before_first_module(action: Callable[[nn.Module], None]) -> None:
-    """Call `action` with the first module that is called, before it runs. Until then `nn.Module.__call__` is wrapped.
-
-    For programs that were not edited. Workers of a DataLoader do not count.
-    """
-
-    def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not patch.active:
-                patch.restore()
-            elif get_worker_info() is None:
-                topmost = patch.restore()
-                patch.remove()
-                action(module)
-                # A wrapper around this one was passed already: calling it again would never end.
-                return (nn.Module.__call__ if topmost else original)(module, *args, **kwargs)
-            return original(module, *args, **kwargs)
-
-        return __call__
-
-    Patch(nn.Module, "__call__", wrap)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import dis
 import functools
-from types import CodeType, FrameType
+import inspect
+from collections.abc import Sequence
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 _COMPARISONS = ("ne", "lt", "le", "gt", "ge")
 OPERATORS: dict[str, dict[str, str]] = {
@@ -20,6 +24,12 @@ OPERATORS: dict[str, dict[str, str]] = {
     "Tensor.div": {"/": "truediv"},
     "Tensor.remainder": {"%": "mod"},
     "Tensor.matmul": {"@": "matmul", "@=": "imatmul"},
+    "Tensor.neg": {"NEGATIVE": "neg"},
+    "Tensor.positive": {"POSITIVE": "pos"},
+    "Tensor.abs": {"abs": "abs"},
+    "Tensor.bitwise_and": {"&": "rand"},
+    "Tensor.bitwise_or": {"|": "ror"},
+    "Tensor.bitwise_xor": {"^": "rxor"},
     "Tensor.add_": {"+=": "iadd"},
     "Tensor.sub_": {"-=": "isub"},
     "Tensor.mul_": {"*=": "imul"},
@@ -30,6 +40,8 @@ OPERATORS: dict[str, dict[str, str]] = {
 }
 """Functions as torch shows them → symbol in the program → Python's name."""
 
+LINEAR_ALGEBRA = "Torch.linalg."
+"""The older tools name these functions as if they stood in torch itself."""
 _REFLECTED = {"add": "radd", "mul": "rmul"}
 """What has a name of its own when the tensor stands on the right, and is otherwise the same to torch."""
 _SYMBOLS_3_10 = {
@@ -40,36 +52,159 @@ _SYMBOLS_3_10 = {
     "MODULO": "%",
     "MATRIX_MULTIPLY": "@",
     "FLOOR_DIVIDE": "//",
+    "AND": "&",
+    "OR": "|",
+    "XOR": "^",
 }
 _MOST_PLACES = 100_000
+_UNKNOWN = object()
 
-_known: dict[tuple[int, int, str], tuple[CodeType, str]] = {}
+
+class _Operation(NamedTuple):
+    """One place in a program: an operator with what loads its operands, or the name of what is called there."""
+
+    symbol: str
+    left: Sequence[dis.Instruction] = ()
+    right: Sequence[dis.Instruction] = ()
+    callee: str = ""
+    is_attribute: bool = False
+    owner: Sequence[dis.Instruction] = ()
+    """What loads the object of which the callee is an attribute."""
+
+
+_known: dict[tuple[int, int], tuple[CodeType, _Operation]] = {}
 """The code is kept so that its id remains its own."""
 
 
-def spell_operator(name: str, frame: FrameType) -> str:
+def spell_operator(name: str, frame: FrameType, args: Sequence[Any]) -> str:
     """The name of an op that `frame` is calling: as an operator has it, or as it is."""
+    if name.startswith(LINEAR_ALGEBRA):
+        return f"Torch.{name.removeprefix(LINEAR_ALGEBRA)}"
+    place, symbols = _place_of(frame), OPERATORS[name]
+    python_name = symbols.get(place.symbol) or _called(name, place, symbols)
+    if python_name is None:
+        return name
+    if python_name in _REFLECTED and not isinstance(args[-1], Tensor) and _is_reflected(place, frame):
+        python_name = _REFLECTED[python_name]
+    return f"Tensor.__{python_name}__"
+
+
+def is_held(frame: FrameType) -> bool:
+    """Whether the program calls a function of torch by a name of its own, such as `self.activation`, and not as `F.relu`.
+
+    `frame` is the frame that called the mode. The older tools put wrappers into torch's modules. A function that the
+    program took out before is the unwrapped one: they see what it calls.
+    """
+    caller = frame.f_back and frame.f_back.f_back
+    if frame.f_code.co_name != "handle_torch_function" or caller is None:
+        return False
+    place = _place_of(caller)
+    return bool(place.callee) and not (place.is_attribute and isinstance(_look_up(place.owner, caller), ModuleType))
+
+
+def _place_of(frame: FrameType) -> _Operation:
     code, at = frame.f_code, frame.f_lasti
-    found = _known.get((id(code), at, name))
+    found = _known.get((id(code), at))
     if found is None:
         if len(_known) >= _MOST_PLACES:
             _known.clear()
-        found = _known[id(code), at, name] = code, _spell(name, code, at)
+        found = _known[id(code), at] = code, _read_operation(code, at)
     return found[1]
 
 
-def _spell(name: str, code: CodeType, at: int) -> str:
+def _called(name: str, place: _Operation, symbols: dict[str, str]) -> str | None:
+    """Return the operator behind a call: `x.__iadd__(y)`, `sum(…)`, `operator.add(x, y)`, `abs(x)`; None for a method."""
+    (own,) = list(symbols.values())[:1]
+    if not place.callee:
+        return None
+    plain = place.callee.strip("_")
+    if place.callee.startswith("__"):
+        return plain if plain in (*symbols.values(), _REFLECTED.get(own)) else None
+    is_builtin = not place.is_attribute and place.callee in ("sum", "abs", "reduce", "map")
+    return own if is_builtin or (place.callee == own != name.partition(".")[2]) else None
+
+
+def _is_reflected(place: _Operation, frame: FrameType) -> bool:
+    """Whether the operand that is no tensor stands on the left, as in `2 * x` and `self.scale * x`."""
+    if place.callee:
+        return place.callee in ("sum", "__radd__", "__rmul__")
+    left, right = _look_up(place.left, frame), _look_up(place.right, frame)
+    if left is not _UNKNOWN:
+        return not isinstance(left, Tensor)
+    return isinstance(right, Tensor)
+
+
+def _look_up(loads: Sequence[dis.Instruction], frame: FrameType) -> Any:
+    """Return what a name or a chain of attributes stands for, without running any code of the program; else _UNKNOWN."""
+    value: Any = _UNKNOWN
+    for at, load in enumerate(loads):
+        if not at and load.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            value = load.argval
+        elif not at and load.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME", "LOAD_GLOBAL")):
+            value = frame.f_locals.get(load.argval, frame.f_globals.get(load.argval, _UNKNOWN))
+        elif load.opname == "LOAD_ATTR" and value is not _UNKNOWN:
+            value = inspect.getattr_static(value, load.argval, _UNKNOWN)
+            value = _UNKNOWN if isinstance(value, property) else value
+        else:
+            return _UNKNOWN
+    return value
+
+
+def _read_operation(code: CodeType, at: int) -> _Operation:
     before: list[dis.Instruction] = []
+    last: dis.Instruction | None = None
     for instruction in dis.get_instructions(code):
-        if instruction.offset == at:
-            python_name = OPERATORS[name].get(_symbol(instruction))
-            if python_name is None:
-                return name
-            if python_name in _REFLECTED and _left_is_constant(before):
-                python_name = _REFLECTED[python_name]
-            return f"Tensor.__{python_name}__"
-        before.append(instruction)
-    return name
+        if instruction.offset > at:
+            break
+        # A frame that waits for a call in Python may stand at the inline cache behind the instruction.
+        if last is not None:
+            before += _split(last)
+        last = instruction
+    if last is None:
+        return _Operation("")
+    if symbol := _symbol(last):
+        right = _operand(before)
+        return _Operation(symbol, left=_operand(before), right=right)
+    if last.opname in ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW"):
+        return _read_callee(before, last.arg or 0)
+    return _Operation("")
+
+
+def _split(instruction: dis.Instruction) -> list[dis.Instruction]:
+    """Python 3.13 loads two variables with one instruction."""
+    if not isinstance(instruction.argval, tuple) or "LOAD_FAST" not in instruction.opname:
+        return [instruction]
+    return [
+        instruction._replace(opname="LOAD_FAST", opcode=dis.opmap["LOAD_FAST"], argval=each)
+        for each in instruction.argval
+    ]
+
+
+def _operand(before: list[dis.Instruction]) -> list[dis.Instruction]:
+    """Take the instructions that leave one value on the stack off the end of `before`, and return them."""
+    taken: list[dis.Instruction] = []
+    wanted = 1
+    while before and wanted > 0:
+        instruction = before.pop()
+        taken.append(instruction)
+        wanted -= dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+    return taken[::-1]
+
+
+def _read_callee(before: list[dis.Instruction], arguments: int) -> _Operation:
+    while before and before[-1].opname in ("PRECALL", "KW_NAMES", "EXTENDED_ARG"):
+        before.pop()
+    for _ in range(arguments):
+        _operand(before)
+    while before and before[-1].opname == "PUSH_NULL":
+        before.pop()
+    callee = before[-1] if before else None
+    if callee is None or not isinstance(callee.argval, str):
+        return _Operation("")
+    if callee.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+        return _Operation("", callee=callee.argval)
+    before.pop()
+    return _Operation("", callee=callee.argval, is_attribute=True, owner=_operand(before))
 
 
 def _symbol(instruction: dis.Instruction) -> str:
@@ -78,19 +213,14 @@ def _symbol(instruction: dis.Instruction) -> str:
         return "compare"
     if name == "BINARY_OP":
         return instruction.argrepr
+    if name == "CALL_INTRINSIC_1":  # Python 3.12 and later
+        return "POSITIVE" if "POSITIVE" in instruction.argrepr else ""
     kind, _, operation = name.partition("_")
+    if kind == "UNARY":
+        return operation
     if kind in ("BINARY", "INPLACE"):
         return _SYMBOLS_3_10.get(operation, "") + ("=" if kind == "INPLACE" else "")
     return ""
-
-
-def _left_is_constant(before: list[dis.Instruction]) -> bool:
-    """Whether the left operand is written out, as in `2 * x`: its instruction is the one before those of the right operand."""
-    wanted = 1
-    while before and wanted > 0:
-        instruction = before.pop()
-        wanted -= dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
-    return wanted == 0 and bool(before) and before[-1].opname in ("LOAD_CONST", "LOAD_SMALL_INT")
 
 
 class GivenBy(NamedTuple):

@@ -26,7 +26,7 @@ class Patch:
         self._found = owner.__dict__.get(name)
         self._original = getattr(owner, name)
         self.active = True
-        self._wrapper = make(self._original, self)
+        self._wrapper = functools.update_wrapper(make(self._original, self), self._original)
         setattr(owner, name, staticmethod(self._wrapper) if isinstance(self._found, staticmethod) else self._wrapper)
 
     def remove(self) -> None:

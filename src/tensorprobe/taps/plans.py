@@ -6,19 +6,21 @@ A function that returns no tensor and changes none is treated as a query from th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed
+import torch.nn.functional
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import changed_arguments
 from tensorprobe.model.reason import Unrecorded
-from tensorprobe.ops import Trait, has, is_collective, received_slots
+from tensorprobe.ops import Trait, has, is_collective, received_slots, short_name
 from tensorprobe.ops.names import RECURRENT
-from tensorprobe.taps.override_free import COMPOSITES, ENGINES
+from tensorprobe.taps.override_free import COMPOSITES, ENGINES, body_of
 
 _PREFIXES = (
     ("torch.nn.functional.", "Functional."),
@@ -32,9 +34,12 @@ _PREFIXES = (
     ("torch.", "Torch."),
 )
 
+_HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
 OUT = ("input.kwargs.out",)
 WRITTEN_ONLY, UNINITIALISED = Unrecorded.WRITTEN_ONLY.value, Unrecorded.UNINITIALISED.value
 
+
+_ANSWERS = ("__bool__", "__nonzero__")
 
 Argument = int | str
 """A position or a keyword."""
@@ -50,7 +55,12 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     - `by_request`: the position of `inplace`, which functions of torch.nn.functional take; -1: there is none.
     - `is_view`: results and gradients hold only values of the inputs.
     - `is_special`: collectives, and functions made of others. They are described even for a sink that only looks.
-    - `in_python`: torch hands arguments to overrides by keyword, however the program passed them.
+    - `workspace`: the output that is not fully written.
+    - `code`: of a function in Python, that which calls the mode. torch hands it arguments by keyword, however the program
+      passed them.
+    - `answers`: returns no tensor and is recorded all the same.
+    - `body`: a function that is made of others, without its override checks. Without a name: it runs the autograd engine.
+    - `original`: the function of torch, where the program has put another in its place.
     """
 
     name: str
@@ -58,14 +68,17 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     distributed: bool = False
     allocates: bool = False
     receives: tuple[str, ...] = ()
-    is_leaf: bool = True
     writes: tuple[str, ...] = ()
     returns_changed: bool = False
     overwrites: tuple[Argument, ...] = ()
     by_request: int = -1
     is_view: bool = False
     is_special: bool = False
-    in_python: bool = False
+    code: CodeType | None = None
+    answers: bool = False
+    workspace: str = ""
+    body: Callable[..., Any] | None = None
+    original: Any = None
 
     def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call is going to change, as far as its function and its arguments say."""
@@ -87,17 +100,17 @@ class FunctionPlan(msgspec.Struct, frozen=True):
 
 
 NOT_AN_OP = FunctionPlan("")
-ENGINE = FunctionPlan("", is_leaf=False)
-"""For functions that run the autograd engine: no operations themselves, but what happens in them is watched."""
 
 
-def plan_function(func: Any) -> FunctionPlan:
-    """Return the plan for a function as a TorchFunctionMode meets it."""
-    if func in ENGINES:
-        return ENGINE
+def plan_function(func: Any, only: frozenset[str] = frozenset()) -> FunctionPlan:
+    """Return the plan for a function as a TorchFunctionMode meets it. A question in `only` is recorded as an op."""
+    engine = body_of(func, ENGINES)
+    if engine is not None:
+        return FunctionPlan("", body=engine)
     name = getattr(func, "__name__", "")
     if has(f"Tensor.{name}", Trait.QUESTION):
-        return NOT_AN_OP
+        asked = f"Tensor.{name}"
+        return FunctionPlan(asked, answers=True) if name in _ANSWERS and asked in only else NOT_AN_OP
     full = _full_name(func, name)
     if full is None or ".__get__" in full or ".__set__" in full:
         return NOT_AN_OP
@@ -107,7 +120,7 @@ def plan_function(func: Any) -> FunctionPlan:
     distributed, allocates = is_collective(canonical), has(canonical, Trait.ALLOCATES)
     mutates, writes = changed_arguments(canonical)
     in_place = canonical.startswith("Tensor.") and name.endswith("_") and not name.endswith("__")
-    is_leaf = func not in COMPOSITES
+    body = body_of(func, COMPOSITES)
     receives = received_slots(canonical)
     mutates = distributed or mutates
     overwrites = _overwritten_by(func, writes, mutates)
@@ -117,14 +130,15 @@ def plan_function(func: Any) -> FunctionPlan:
         distributed,
         allocates,
         receives,
-        is_leaf,
         writes,
         in_place,
         overwrites,
         -1 if overwrites else _place_of_inplace(func),
         has(canonical, Trait.VIEW),
-        distributed or not is_leaf,
-        getattr(func, "__code__", None) is not None,
+        distributed or body is not None,
+        getattr(func, "__code__", None),
+        workspace=WORKSPACES.get(short_name(canonical), ""),
+        body=body,
     )
 
 
@@ -160,6 +174,11 @@ def _canonical(full: str) -> str | None:
     return f"Ops.{full}"
 
 
+def _is(one: Any, other: Any) -> bool:
+    """Whether both are the same function. Each look-up makes a new object of a function that is written in C."""
+    return callable(one) and type(one) is type(other) and bool(one == other)
+
+
 def _full_name(func: Any, name: str) -> str | None:
     """Return the dotted name of a function, beginning with its home module; None if it is not public."""
     if isinstance(func, (torch_names.OpOverload, torch_names.OpOverloadPacket)):
@@ -167,9 +186,15 @@ def _full_name(func: Any, name: str) -> str | None:
     module = getattr(func, "__module__", None) or ""
     if module.startswith("torch.distributed"):
         return f"torch.distributed.{name}"
+    for alias in vars(torch.sparse):  # private functions of torch, under the names that users know
+        if not alias.startswith("_") and _is(getattr(torch.sparse, alias), func):
+            return f"torch.sparse.{alias}"
     resolved = torch_names.resolve_name(func)
     if resolved:
-        return str(resolved)
+        home, _, last = str(resolved).rpartition(".")
+        # Of the names of one function torch gives the last in its list: that of torch.mm would be torch.spmm.
+        is_own = last != name and not name.startswith("_") and _is(getattr(_HOMES.get(home), name, None), func)
+        return f"{home}.{name}" if is_own else str(resolved)
     if getattr(torch, name, None) is func:  # resolve_name leaves out private functions such as _foreach_add
         return f"torch.{name}"
     if getattr(torch_names.functions_of_nn, name, None) is func:
@@ -186,15 +211,16 @@ class AtenPlan(msgspec.Struct, frozen=True):
     allocates: bool = False
     receives: tuple[str, ...] = ()
     workspace: str = ""
-    """The output that is scratch memory for the backward, and not fully written."""
 
 
-_WORKSPACES = {
+WORKSPACES = {
     "mkldnn_rnn_layer": "output.3",
     "_cudnn_rnn": "output.4",
     "miopen_rnn": "output.4",
     "cudnn_batch_norm": "output.3",
+    "all_gather_copy_in": "output.1",  # before torch 2.8 it makes the memory that all ranks are gathered in
 }
+"""Op → the output that is memory for later: for the backward, or for a collective."""
 
 
 def plan_aten(func: Any) -> AtenPlan:
@@ -212,4 +238,4 @@ def plan_aten(func: Any) -> AtenPlan:
     base = schema.name.rpartition("::")[2]
     name = "Aten." + str(func).removeprefix("aten.")
     allocates = has(f"Aten.{base}", Trait.ALLOCATES)
-    return AtenPlan(name, () if returns_tensor else written, allocates, receives, _WORKSPACES.get(base, ""))
+    return AtenPlan(name, () if returns_tensor else written, allocates, receives, WORKSPACES.get(base, ""))

@@ -10,17 +10,20 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from tensorprobe import torch_names
 from tensorprobe.errors import CaptureIncomplete, SettingsError
 from tensorprobe.model import Coverage
 from tensorprobe.model.sink import LookingSink, Sink
+from tensorprobe.record.provenance import redacted
 from tensorprobe.record.run_sink import RunSink
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.taps.alone import AloneRun
@@ -38,10 +41,22 @@ from tensorprobe.taps.select import Selection
 from tensorprobe.taps.session import Session
 from tensorprobe.taps.settings import CaptureSettings, Mode
 from tensorprobe.taps.stacks import StackBook
-from tensorprobe.taps.step_taps import StepTap
+from tensorprobe.taps.step_taps import RegionTap, StepTap
+from tensorprobe.taps.training import Training
 
 _active: Probe | None = None
 _active_lock = threading.Lock()
+_LONGEST_ERROR = 300
+
+
+class Tap(Protocol):
+    """What is installed for a recording, and removed at its end."""
+
+    def install(self) -> None:
+        """Begin to watch."""
+
+    def remove(self) -> None:
+        """Watch no more."""
 
 
 class Probe:
@@ -49,7 +64,8 @@ class Probe:
 
     `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
     that is already in `out`. `rank` is for programs that know it better than torch.distributed and the launcher do. A `sink`
-    receives the calls in place of a recorder. The other settings are listed in `CaptureSettings`.
+    receives the calls in place of a recorder. `remarks` are added to the notes of the coverage.
+    The other settings are listed in `CaptureSettings`.
     """
 
     is_self_test = False
@@ -63,6 +79,7 @@ class Probe:
         steps_by: str = "call",
         rank: int | None = None,
         sink: Sink | None = None,
+        remarks: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self.out = Path(out)
@@ -72,9 +89,10 @@ class Probe:
         self.coverage: Coverage | None = None
         self._names = ModuleNames()
         self._names.add(model if model is not None else ())
-        self._model_device = main_device(model)
+        self._model_device = None if model is None else main_device(model)
         self._steps_by = steps_by
         self._given_rank = rank
+        self._remarks = list(remarks)
         self._sink = sink if sink is not None else RunSink(self.out, overwrite=overwrite)
         self.numbers: dict[str, int] = {}
         """The next number of each op, once the probe has stopped."""
@@ -117,7 +135,7 @@ class Probe:
             _active = None
             session, self._session = self._session, None
             if session is not None:
-                self._sink.close(session.coverage(), {}, self._model_device)
+                self._sink.close(session.coverage(), {}, self._device())
             raise
         return self
 
@@ -140,13 +158,13 @@ class Probe:
             if not session.forked:
                 ending.callback(self._close, session)
             ending.callback(self._leave)
-            for tap in (self._modules, self._recompute, self._collectives, self._machinery, self._steps):
+            for tap in self._taps:
                 ending.callback(tap.remove)
             ending.callback(self._modes.leave)
             ending.callback(session.end)
             ending.callback(self._pause, session)
         self._session = None
-        atexit.unregister(self.stop)
+        atexit.unregister(self._stop_at_exit)
         if session.forked:
             return None
         self._warn()
@@ -160,14 +178,20 @@ class Probe:
     def __enter__(self) -> Probe:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._sink.ended_by = _told(error)
+        self.stop()
+
+    def _stop_at_exit(self) -> None:
+        """The program is over. If an exception that nobody caught has ended it, Python has just printed that."""
+        self._sink.ended_by = _told(getattr(sys, "last_value", None))
         self.stop()
 
     def _test_itself(self) -> None:
         from tensorprobe.taps.self_test import demand_working_capture
 
         if _active is None:
-            demand_working_capture(str(self.settings.level), self.settings.mode, self._model_device)
+            demand_working_capture(str(self.settings.level), self.settings.mode, self._device())
 
     def _begin(self, rank: int, world_size: int) -> None:
         settings = self.settings
@@ -182,12 +206,13 @@ class Probe:
             modules=settings.modules,
             inside=settings.inside,
             listed=rules.listed,
+            only=rules.only,
             excluded=rules.excluded,
         )
         stacks = StackBook() if settings.wants_stacks else None
         session = self._session = Session(self._sink, selection, stacks)
         self._install(session)
-        atexit.register(self.stop)
+        atexit.register(self._stop_at_exit)
 
     def _install(self, session: Session) -> None:
         level = self.settings.level
@@ -208,25 +233,32 @@ class Probe:
         for mode in (function, dispatch):
             if mode is not None:
                 mode.left_behind = self._modes.leave_soon
-        describing.visible_inside = self._modes.visible_inside
+        describing.run_visibly = self._modes.run_visibly
         if function is not None:
-            function.visible_inside = self._modes.visible_inside
+            function.run_visibly = self._modes.run_visibly
         self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._modes.settle)
         self._paused = True
+        self._taps: list[Tap] = [self._modules, self._recompute, self._collectives, self._machinery]
+        if self._sink.needs.roles:
+            session.training = Training(session, self._names)
+            self._taps.append(session.training)
+        self._taps.append(self._steps)  # after the others that watch optimizers: it begins the next step
+        if self._sink.needs.rules.regions:
+            self._taps.append(RegionTap(session.enter_region))
         try:
-            for tap in (self._modules, self._recompute, self._collectives, self._machinery, self._steps):
+            for tap in self._taps:
                 tap.install()
             self._resume_if_wanted(session)
         except BaseException:
             self._modes.leave()
-            for tap in (self._modules, self._recompute, self._collectives, self._machinery, self._steps):
+            for tap in self._taps:
                 tap.remove()
             raise
 
     def _next_step(self) -> None:
         session = self._session
         if session is not None and not session.forked:
-            self._pause(session)
+            self._pause(session, whole=True)
             self._step += 1
             self._resume_if_wanted(session)
 
@@ -242,10 +274,10 @@ class Probe:
             self._paused = False
             session.recording = True
 
-    def _pause(self, session: Session) -> None:
+    def _pause(self, session: Session, *, whole: bool = False) -> None:
         if not self._paused:
             self._collectives.end_step()
-            session.end_step()
+            session.end_step(whole=whole)
             session.recording = False
             self._modes.unfollow_threads()
             self._modes.remove()
@@ -254,10 +286,15 @@ class Probe:
     def _close(self, session: Session) -> None:
         self.numbers = session.numbers_now()
         coverage = session.coverage()
-        kept = self._sink.close(coverage, coordinates(), self._model_device)
+        coverage = msgspec.structs.replace(coverage, notes=[*self._remarks, *coverage.notes])
+        kept = self._sink.close(coverage, coordinates(), self._device())
         if kept is None:
             kept = msgspec.structs.replace(coverage, first_error=coverage.first_error or self._sink.failure)
         self.coverage = kept
+
+    def _device(self) -> str:
+        """Return the device of the model that was given, else of the first one that was called."""
+        return main_device(self._names.root) if self._model_device is None else self._model_device
 
     def _warn(self) -> None:
         coverage = self.coverage
@@ -337,12 +374,20 @@ def capture(
     Errors in the settings or the folder are raised before training begins. After that, errors inside the tool are
     counted and reported by one CaptureIncomplete warning at the end. They never reach your training loop.
     """
-    probe = Probe(**locals())
-    probe.start()
-    try:
+    with Probe(**locals()) as probe:
         yield probe
-    finally:
-        probe.stop()
+
+
+def _told(error: BaseException | None) -> str:
+    """`ValueError: no such batch`: an exception as one line of the record; empty for the ways to end that are none."""
+    if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code):
+        return ""
+    kind = type(error).__name__
+    try:
+        words = " ".join(redacted(str(error).split()))
+    except Exception:  # the program's own class of exception cannot say what it is
+        return kind
+    return f"{kind}: {words}"[:_LONGEST_ERROR].rstrip(": ")
 
 
 def active_probe() -> Probe | None:
@@ -362,7 +407,7 @@ def watch_kernels(function: Callable[[], Any], sink: Sink, *, rank: int = 0, **s
     session.begin_step(0)
     session.recording = True
     try:
-        with DispatchTap(session, Collectives(session)):
+        with torch_names.heard(), DispatchTap(session, Collectives(session)):
             function()
     finally:
         session.recording = False

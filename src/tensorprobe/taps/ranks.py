@@ -47,9 +47,14 @@ def coordinates() -> dict[str, int]:
 
 def main_device(model: Any) -> str:
     """The device a model's first parameter is on; cpu when there is none."""
-    if isinstance(model, torch.nn.Module):
-        for parameter in model.parameters():
-            return str(parameter.device)
+    waiting = [model] if isinstance(model, torch.nn.Module) else []
+    with torch_names.no_overrides():
+        while waiting:  # and not `model.parameters()`, which may be the program's own
+            module = waiting.pop()
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return str(torch_names.device_of(parameter))
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
     return "cpu"
 
 

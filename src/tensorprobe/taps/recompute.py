@@ -17,6 +17,9 @@ from tensorprobe import torch_names
 from tensorprobe.taps.patches import Patch
 from tensorprobe.taps.session import Recompute, Session
 
+First = tuple[dict[str, int], int | None]
+"""The next number of each op when a forward was first run, and its micro-batch."""
+
 
 class RecomputeTap:
     """Marks recomputed forwards in a session."""
@@ -38,27 +41,30 @@ class RecomputeTap:
             self._patches.pop().remove()
 
     @contextlib.contextmanager
-    def _repetition(self, numbers: dict[str, int] | None, *, keeps_graph: bool) -> Iterator[None]:
+    def _repetition(self, first: First | None, *, keeps_graph: bool) -> Iterator[None]:
         state = self._session.state
-        if numbers is None or not self._session.recording:
+        if first is None or not self._session.recording:
             yield
             return
-        before, state.recompute = state.recompute, Recompute(dict(numbers), keeps_graph, torch_names.graph_task())
+        before = state.recompute
+        state.recompute = Recompute(dict(first[0]), first[1], keeps_graph, torch_names.graph_task())
         try:
             yield
         finally:
             state.recompute = before
 
-    def _numbers(self) -> dict[str, int] | None:
+    def _first(self) -> First | None:
         session = self._session
-        return session.numbers_now() if session.recording else None
+        if not session.recording:
+            return None
+        return session.numbers_now(), None if session.training is None else session.training.microbatch
 
     def _remembering(self, forward: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         tap = self
 
         def remembering_forward(ctx: Any, *args: Any) -> Any:
             if patch.active:
-                ctx._tensorprobe_numbers = tap._numbers()
+                ctx._tensorprobe_first = tap._first()
             else:
                 patch.restore()
             return forward(ctx, *args)
@@ -71,7 +77,7 @@ class RecomputeTap:
         def repeating_backward(ctx: Any, *gradients: Any) -> Any:
             if not patch.active:
                 patch.restore()
-            with tap._repetition(getattr(ctx, "_tensorprobe_numbers", None), keeps_graph=True):
+            with tap._repetition(getattr(ctx, "_tensorprobe_first", None), keeps_graph=True):
                 return backward(ctx, *gradients)
 
         return repeating_backward
@@ -83,10 +89,10 @@ class RecomputeTap:
             if not patch.active:
                 patch.restore()
                 return original(frame, recompute_fn, *args, **kwargs)
-            numbers = tap._numbers()
+            first = tap._first()
 
             def recompute(*inputs: Any) -> Any:
-                with tap._repetition(numbers, keeps_graph=False):
+                with tap._repetition(first, keeps_graph=False):
                     return recompute_fn(*inputs)
 
             return original(frame, recompute, *args, **kwargs)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+from functools import wraps
+from typing import Any
 
 import torch
+from torch.nn import functional
 
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError
@@ -46,3 +49,20 @@ def _seed_numpy(seed: int) -> None:
     import numpy
 
     numpy.random.seed(seed)
+
+
+def remove_dropout() -> None:
+    """Give `F.dropout`, `F.dropout2d` and `F.dropout3d` the probability 0 for the rest of the process."""
+
+    def without(original: Any) -> Any:
+        @wraps(original)
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            return original(input, 0.0 if 0 <= p <= 1 else p, training, inplace)  # torch refuses any other p
+
+        dropout.without_effect = True  # type: ignore[attr-defined]
+        return dropout
+
+    for name in ("dropout", "dropout2d", "dropout3d"):
+        original = getattr(functional, name)
+        if not hasattr(original, "without_effect"):
+            setattr(functional, name, without(original))

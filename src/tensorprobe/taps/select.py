@@ -28,7 +28,8 @@ class Selection:
 
     A range with full names at both ends (`….forward`, `….backward`) selects what is executed from the first to the last, both
     included. A range without directions selects those calls and all between them, forward and backward. `inside` names API
-    calls: only ATen calls made in them, or in their backward, are selected. `listed` and `excluded` are those of `CallRules`.
+    calls: only ATen calls made in them, or in their backward, are selected. `listed`, `only` and `excluded` are those of
+    `CallRules`.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Selection:
         modules: Sequence[str] = (),
         inside: Sequence[str] = (),
         listed: Sequence[str] = (),
+        only: frozenset[str] | None = None,
         excluded: frozenset[str] = frozenset(),
     ) -> None:
         self._all = Wanted("forward" in directions, "backward" in directions)
@@ -54,6 +56,7 @@ class Selection:
         self._ops = [_matcher(pattern) for pattern in ops]
         self._modules = [_matcher(pattern) for pattern in modules]
         self._listed, self._excluded = listed, excluded
+        self._only, self._closed = only, frozenset(map(_family, only or ()))
         self._patterns = [*names, *(span or ()), *ops, *modules, *listed]
         self._enclosing = frozenset(inside)
         self._asked_for = [*self._patterns, *inside]
@@ -67,6 +70,8 @@ class Selection:
     def wants(self, op: str, name: str, backward_name: str, module: str, made_in: Sequence[str] = ()) -> Wanted:
         """Return what is wanted of the call that begins now, inside the recorded calls `made_in`."""
         if self._excluded and (op in self._excluded or _without_overload(op) in self._excluded):
+            return NOTHING
+        if self._only is not None and not self.records(op):
             return NOTHING
         if not self._patterns:
             return self._all
@@ -87,6 +92,10 @@ class Selection:
             forward = forward and inside
             backward = backward and (inside or self._span_by_execution)
         return Wanted(forward, backward)
+
+    def records(self, op: str) -> bool:
+        """Return whether the op is one that is recorded at all."""
+        return self._only is None or op in self._only or _family(op) not in self._closed
 
     def wants_backward_now(self, backward_name: str) -> bool:
         """Return whether a watched backward that begins now is inside the range."""
@@ -149,6 +158,10 @@ def backward_of(name: str) -> str:
     """Return the name of the backward call that belongs to a forward call."""
     parts = name.rsplit(".", 2)
     return ".".join("backward" if part == "forward" and i else part for i, part in enumerate(parts))
+
+
+def _family(op: str) -> str:
+    return op.partition(".")[0]
 
 
 def _without_overload(op: str) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 
 from tensorprobe.errors import SelfTestFailed
 from tensorprobe.fast import fast
+from tensorprobe.record.apart import unseen_children
 from tensorprobe.record.reader import open_run
 from tensorprobe.record.run import Run
 from tensorprobe.taps.probe import Probe
@@ -67,8 +68,9 @@ def find_problem(level: str, mode: str, device: str) -> str:
                 found.append(f"{type(error).__name__}: {error}")
 
         thread = threading.Thread(target=run, name="tensorprobe self-test")
-        thread.start()
-        thread.join()
+        with unseen_children():
+            thread.start()
+            thread.join()
         return found[0]
 
 

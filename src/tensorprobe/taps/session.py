@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from tensorprobe.model.sink import Sink
 from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.taps.select import Selection, Wanted, backward_of
 from tensorprobe.taps.stacks import OuterStack, StackBook
+from tensorprobe.taps.training import OPTIMIZER, Training
 from tensorprobe.taps.unwritten import Unwritten
 
 NODE_KEY = "tensorprobe"
@@ -44,6 +46,8 @@ class OpenCall(msgspec.Struct):
     inputs: Tensors = []
     versions: list[int] = []
     edges: Edges = {}
+    roles: dict[str, str] = {}
+    """Slot → role of the gradients of its inputs, where that is known already."""
     start: int = -1
     """The sequence number of autograd when the call began. -1: its backward is not followed."""
 
@@ -57,6 +61,7 @@ class Origin(NamedTuple):
     era: object
     """The session and step that the stack number belongs to. The backward may run in another."""
     within: tuple[str, ...] = ()
+    microbatch: int | None = None
 
 
 class Recompute(NamedTuple):
@@ -66,6 +71,7 @@ class Recompute(NamedTuple):
     """
 
     numbers: dict[str, int]
+    microbatch: int | None
     keeps_graph: bool
     task: int
 
@@ -75,16 +81,21 @@ class ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.busy = False
+        self.phase = ""
         self.modules: list[str] = []
         self.calls: list[str] = []
         self.recompute: Recompute | None = None
         self.ordinal: int | None = None
         self.outer_stack: OuterStack | None = None
         self.call_stack: int | None = None
+        self.region: str | None = None
+        self.detaches = False
+        """Whether the next ATen call, if it detaches a tensor, is one that our hooks on saved tensors have caused."""
 
 
 _ONLY_BACKWARD = Wanted(False, True)
-_live: weakref.WeakSet[Session] = weakref.WeakSet()
+_live: list[weakref.ref[Session]] = []
+"""No WeakSet: what the handler of a signal raises in the callback by which it forgets an object, Python ignores."""
 
 
 class Session:
@@ -114,15 +125,22 @@ class Session:
         self._open_watches: dict[int, list[Watch]] = {}
         self._lock = threading.Lock()
         self.unwritten = Unwritten(self._take_note)
-        take = self.take
+        self.training: Training | None = None
+        take = self._take
         self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
-        _live.add(self)
+        _live[:] = [known for known in _live if known() is not None] + [weakref.ref(self)]
 
     def _take_note(self, note: str) -> None:
         self.notes[note] += 1
 
     def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
-        """Have the sink take tensors as they are now. What nobody has written is left out."""
+        """Have the sink take the tensors of a forward call as they are now. What nobody has written is left out."""
+        slots = self._take(tensors, but=but, reason=reason)
+        if self.training is not None:
+            self.training.mark(tensors, slots, outside=not self.state.modules)
+        return slots
+
+    def _take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
         if self.unwritten.blocks:
             return self.unwritten.take(self.sink.take, tensors, but, reason)
         return self.sink.take(tensors, but=but, reason=reason)
@@ -274,9 +292,13 @@ class Session:
             stack = state.call_stack  # that of the API call it is made in
         else:
             stack = None if self._stacks is None else self._stacks.current(self.sink, state.outer_stack)
-        parent = state.calls[-1] if state.calls else None
+        parent = state.calls[-1] if state.calls else state.region
         call = None if origin is None else origin.call
-        return Event(name, level, path, parent, call, stack, state.ordinal or 0, repeat)
+        phase, training, microbatch = state.phase, self.training, None
+        if training is not None and phase is not OPTIMIZER:
+            about = origin or recompute
+            microbatch = training.microbatch if about is None else about.microbatch
+        return Event(name, level, path, parent, call, stack, state.ordinal or 0, repeat, phase, microbatch)
 
     def count_results(self, call: OpenCall, result: Any) -> None:
         """Note how many results a call has, where None counts as one."""
@@ -298,20 +320,11 @@ class Session:
     def emit_backward(self, watch: Watch, slots: list[Any]) -> None:
         """Hand over what a watch has seen in one pass of the engine."""
         about = watch.about
-        repeat = self._repeat(about.name) - 1
-        self.emit(
-            Event(
-                about.name,
-                about.level,
-                about.module,
-                about.parent,
-                None,
-                about.stack,
-                about.thread,
-                repeat,
-                slots=slots,
-            )
-        )
+        for slot in slots if watch.roles else ():
+            slot.role = watch.roles.get(slot.name, "")
+        event = copy(about)
+        event.repeat, event.slots = self._repeat(about.name) - 1, slots
+        self.emit(event)
 
     def watch_backward(self, call: OpenCall, outputs: Tensors) -> None:
         """Follow the gradients of a call, if it made nodes and its backward is wanted."""
@@ -326,7 +339,11 @@ class Session:
             about = Event(
                 call.backward_name, forward.level, forward.module, parent, None, forward.stack, forward.thread
             )
-            install(Watch(about, call.step, self._takes, self.emit_backward), roots, boundary, self._in_hook)
+            about.phase, about.microbatch = forward.phase, forward.microbatch
+            watch = Watch(about, call.step, self._takes, self.emit_backward)
+            if self.training is not None:
+                watch.roles = call.roles or self.training.gradient_roles(call.inputs)
+            install(watch, roots, boundary, self._in_hook)
 
     def mark_nodes(self, call: OpenCall, outputs: Tensors) -> None:
         """Store in each node of a call whose it is, for ATen calls made in its backward."""
@@ -339,7 +356,8 @@ class Session:
 
     def origin(self, call: OpenCall, within: tuple[str, ...] = ()) -> Origin:
         """Return what is stored in the nodes of a call."""
-        return Origin(call.backward_name, call.event.module, call.event.stack, self.era, within)
+        event = call.event
+        return Origin(call.backward_name, event.module, event.stack, self.era, within, event.microbatch)
 
     def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
         """Run tool code inside the autograd engine."""
@@ -369,11 +387,9 @@ class Session:
         """Note in the recording that runs now that it lacks a gradient, which belongs to a recording that has ended."""
         if not self.ended:
             return
-        try:
-            for session in [session for session in _live if session.recording]:
+        for session in _sessions():
+            if session.recording:
                 session.notes["gradient of a call that was made before this recording began, not recorded"] += 1
-        except RuntimeError as error:  # another thread begins a recording at this moment
-            self.tool_failed("gradient after the end", error)
 
     def _expect_end(self, task: int, watch: Watch) -> None:
         """When the engine is done, a watch that did not get every gradient hands over what it has."""
@@ -406,6 +422,10 @@ class Session:
             self.recording, self.over = False, True
             self.notes["recording stopped: most calls failed"] += 1
 
+    def enter_region(self, region: str | None) -> None:
+        """What this thread calls from now on, outside of modules, is made in this region of the step."""
+        self.state.region = region
+
     def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
         """Return the stack of the module tap's caller. Call it from the frame that stays until the module has returned."""
         if self._stacks is None:
@@ -421,12 +441,12 @@ class Session:
         """Nothing is recorded from now on."""
         self.recording, self.ended = False, True
 
-    def end_step(self) -> None:
+    def end_step(self, *, whole: bool) -> None:
         """Let the sink finish the step. What it computes is no call of the user's."""
         busy, self.state.busy = self.state.busy, True
         try:
             with torch_names.no_overrides():
-                self.sink.end_step()
+                self.sink.end_step(whole=whole)
         except Exception as error:
             self.tool_failed("end of step", error)
         finally:
@@ -455,9 +475,13 @@ def _take_nothing(tensors: Tensors) -> list[Any]:
     return []
 
 
+def _sessions() -> list[Session]:
+    return [session for known in list(_live) if (session := known()) is not None]
+
+
 def _stop_in_child() -> None:
     """Record nothing in a forked child (a DataLoader worker): it inherits the taps but not the recorder."""
-    for session in list(_live):
+    for session in _sessions():
         session.recording = False
         session.forked = True
 

@@ -1,4 +1,4 @@
-"""Steps of scripts that do not report them: by `optimizer.step()`, or by the batches of a DataLoader.
+"""Steps of scripts that do not report them: by `optimizer.step()`, or by the batches of a DataLoader. Regions in a step.
 
 Optimizer: the first one that steps marks the steps; when it is gone, the next one does. A script that calls `probe.step()`
 itself takes over from then on.
@@ -12,12 +12,18 @@ are not touched.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import get_worker_info
 
 from tensorprobe.taps.patches import Patch
@@ -56,9 +62,57 @@ class StepTap:
         if marking is None:
             self._marking = weakref.ref(optimizer)
             marking = optimizer
-        if marking is optimizer:
+        if marking is optimizer and not _is_nested(optimizer):
             self._has_marked = True
             self._next_step()
+
+
+def _is_nested(optimizer: Optimizer) -> bool:
+    """Return whether the step that ended is part of another one: a subclass whose `step` calls that of its base class."""
+    home, found = Optimizer.__init__.__code__.co_filename, 0
+    frame = sys._getframe(1)
+    while frame is not None and found < 2:
+        code = frame.f_code
+        # torch wraps the `step` of each class once
+        found += code.co_name == "wrapper" and code.co_filename == home and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > 1
+
+
+class RegionTap:
+    """Calls `enter` with the name of what begins, `optimizer` or `clip_grad`, and with None when that is over."""
+
+    def __init__(self, enter: Callable[[str | None], None]) -> None:
+        self._enter = enter
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Watch all optimizers, and the functions of torch.nn.utils that clip gradients."""
+        self._handles = [
+            register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
+            register_optimizer_step_post_hook(lambda *_: self._enter(None)),
+            *(Patch(torch.nn.utils, name, self._wrap) for name in ("clip_grad_norm_", "clip_grad_value_")),
+        ]
+
+    def remove(self) -> None:
+        """Watch them no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _wrap(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            if not patch.active:
+                patch.restore()
+                return original(*args, **kwargs)
+            self._enter("clip_grad")
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._enter(None)
+
+        return clip
 
 
 class LoaderTap:

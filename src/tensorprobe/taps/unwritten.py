@@ -73,7 +73,7 @@ class Unwritten:
                     fresh.append((name, tensor))
                 else:
                     masks[name] = mask
-                    shown.append((name, _filled(_plain(tensor), mask, 0)))
+                    shown.append((name, _filled(torch_names.local_part(tensor), mask, 0)))
         if not fresh and not masks:
             return list(take(tensors, but=but, reason=reason))
         slots: list[Any] = take(shown, but=but, reason=reason)
@@ -86,11 +86,13 @@ class Unwritten:
             slots.sort(key=lambda slot: places[slot.name])
         return slots
 
-    def allocated(self, tensors: Tensors) -> None:
-        """Remember memory that nobody has written yet."""
+    def allocated(self, outputs: Tensors, workspace: str = "") -> None:
+        """Remember memory that nobody has written yet: the outputs whose slots begin like this. The others are written."""
         with self._lock, torch_names.quiet():
-            for _, tensor in tensors:
-                self._add(tensor, None)
+            for slot, tensor in outputs:
+                if slot.startswith(workspace):
+                    self._add(tensor, None)
+        self.filled([entry for entry in outputs if not entry[0].startswith(workspace)])
 
     def grown(self, storage: Any) -> None:
         """A storage was given new memory."""
@@ -147,7 +149,7 @@ class Unwritten:
             self.blocks.clear()
 
     def _add(self, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        key, tensor = _key(tensor), _plain(tensor)
+        key, tensor = _key(tensor), torch_names.local_part(tensor)
         if key is None or key in self.blocks or not tensor.numel():
             return
         if len(self.blocks) >= self._sweep_at:
@@ -164,7 +166,7 @@ class Unwritten:
 
     def _mask_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return which elements of a tensor are written; None when all are."""
-        key, tensor = _key(tensor), _plain(tensor)
+        key, tensor = _key(tensor), torch_names.local_part(tensor)
         block = None if key is None else self.blocks.get(key)
         if key is None or block is None:
             return None
@@ -184,7 +186,7 @@ class Unwritten:
 
     def _mark(self, tensor: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> None:
         """Have `write` set the elements of the mask of a tensor that were written."""
-        key, tensor = _key(tensor), _plain(tensor)
+        key, tensor = _key(tensor), torch_names.local_part(tensor)
         block = None if key is None else self.blocks.get(key)
         if key is None or block is None:
             return
@@ -226,7 +228,7 @@ class Unwritten:
             for _, tensor in touched:
                 block = self.blocks.get(_key(tensor) or 0)
                 if block is not None:
-                    block.sample = _sample(_plain(tensor).untyped_storage())
+                    block.sample = _sample(torch_names.local_part(tensor).untyped_storage())
 
     def _read(self, func: Any, args: Any, kwargs: Any, touched: Tensors, outputs: Tensors) -> None:
         """Find the elements of the results that depend on what nobody wrote."""
@@ -240,7 +242,11 @@ class Unwritten:
             for fill in (0, 1):
 
                 def other(tensor: torch.Tensor, fill: int = fill) -> torch.Tensor:
-                    mask = masks.get(id(tensor))
+                    mask, tensor = masks.get(id(tensor)), torch_names.local_part(tensor)
+                    if type(tensor) not in torch_names.PLAIN_CLASSES:
+                        raise TypeError(
+                            "the memory of a wrapper is its own affair: without its class it may be at no address"
+                        )
                     value = float("nan") if fill and tensor.is_floating_point() else fill
                     return tensor.detach() if mask is None else _filled(tensor, mask, value)
 
@@ -254,21 +260,19 @@ class Unwritten:
                 results.append(dict(found))
             for name, tensor in made:
                 one, two = results[0].get(name), results[1].get(name)
-                if one is not None and two is not None and one.shape == two.shape == tensor.shape:
+                if (
+                    one is not None
+                    and two is not None
+                    and one.shape == two.shape == torch_names.local_part(tensor).shape
+                ):
                     same = (one == two) | ((one != one) & (two != two))
                     if not same.all():
                         self._add(tensor, same.cpu())
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the local part of a distributed tensor, the tensor that a functional collective fills, or the tensor itself."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
-    return getattr(tensor, "elem", tensor)
-
-
 def _key(tensor: torch.Tensor) -> int | None:
     """Return the identity of the storage of a tensor; None when it has none, or when a subclass decides what it means."""
-    if type(tensor) is not torch.Tensor and type(_plain(tensor)) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) is not torch.Tensor and type(torch_names.local_part(tensor)) not in torch_names.PLAIN_CLASSES:
         return None
     try:
         return torch_names.storage_key(tensor)

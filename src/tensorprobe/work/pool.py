@@ -31,11 +31,16 @@ import msgspec
 
 from tensorprobe import errors
 from tensorprobe.errors import TensorprobeError
+from tensorprobe.files import demand_uncut, survive_cuts
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from tensorprobe.work.pool import serve; serve({descriptor})"
 _START_S = 300.0
 """Time limit for a process to import torch and to open a device and a run."""
+_HELD: list[subprocess.Popen[bytes]] = []
+"""Killed processes that a device holds: they die when it lets go."""
 _DEATH_S = 10.0
+_MOST_PATIENCE_S = 86400.0
+"""The system counts milliseconds in 32 bits."""
 _REPORT_S = 0.1
 """Interval at which a process reports progress."""
 _TAIL_BYTES = 4096
@@ -130,7 +135,7 @@ def run_in_processes(
                 workers[worker.connection] = worker
             busy = [worker for worker in workers.values() if not worker.idle]
             patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-            ready = wait([worker.connection for worker in busy], None if patience == float("inf") else patience)
+            ready = wait([worker.connection for worker in busy], min(patience, _MOST_PATIENCE_S))
             for worker in busy:
                 if worker.connection in ready:
                     outcome = worker.hear(progress)
@@ -224,8 +229,14 @@ class _Worker:
         if not self.idle:
             self._process.kill()
         self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a device may hold it; it dies when the device lets go
+        try:
             self._process.wait(_DEATH_S)
+        except subprocess.TimeoutExpired:  # a busy machine, or a device that holds it
+            self._process.kill()
+            try:
+                self._process.wait(_DEATH_S)
+            except subprocess.TimeoutExpired:
+                _HELD.append(self._process)
         self._stderr.close()
         if self._scratch is not None:
             self._scratch.cleanup()
@@ -285,6 +296,22 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
+def pack(value: Any) -> bytes:
+    """Return a struct as bytes for another process. In texts, what is not Unicode, as the path of a file may be, becomes escapes."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode(_escaped(msgspec.to_builtins(value, builtin_types=(bytes,))))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(held) for key, held in value.items()}
+    return [_escaped(held) for held in value] if isinstance(value, (list, tuple)) else value
+
+
 class _Refusal(msgspec.Struct, frozen=True):
     kind: str
     message: str
@@ -292,7 +319,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 def as_bytes(error: TensorprobeError) -> bytes:
     """An error of the user, to be raised again in another process."""
-    return msgspec.msgpack.encode(_Refusal(type(error).__name__, str(error)))
+    return pack(_Refusal(type(error).__name__, str(error)))
 
 
 def as_error(packed: bytes, last_line: str = "") -> TensorprobeError:
@@ -326,7 +353,7 @@ def serve(descriptor: int) -> None:
         except TensorprobeError as error:
             connection.send_bytes(_REFUSED + as_bytes(error))
         except Exception:
-            connection.send_bytes(_BUG + traceback.format_exc().encode())
+            connection.send_bytes(_BUG + traceback.format_exc().encode(errors="backslashreplace"))
 
 
 def _serve(connection: Connection) -> None:
@@ -334,6 +361,7 @@ def _serve(connection: Connection) -> None:
     limits = msgspec.msgpack.decode(connection.recv_bytes(), type=Limits | None)
     start = connection.recv_bytes()
     report = _Report(connection)
+    survive_cuts()
     if limits is not None and limits.read_only:
         write_only_below(Path.cwd(), Path("/dev/null"))  # before other threads exist: they inherit it
     with resolve(target)(start, report.add) as answer:
@@ -343,6 +371,7 @@ def _serve(connection: Connection) -> None:
         last = False
         while not last:
             content, last = answer(connection.recv_bytes())
+            demand_uncut()
             report.send()
             connection.send_bytes((_LAST if last else _DONE) + content)
 

@@ -48,9 +48,15 @@ def _refuse(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
+_kept: list[torch.library.Library] = []
+
+
 @contextmanager
 def installed() -> Iterator[None]:
     """The library, for as long as the `with` lasts."""
+    if _kept:
+        yield
+        return
     library = torch.library.Library(NAME, "FRAGMENT")
     for schema, kernel in zip(SCHEMAS, (_double, _double_, _spoil, _refuse), strict=True):
         library.define(schema)
@@ -58,7 +64,10 @@ def installed() -> Iterator[None]:
     try:
         yield
     finally:
-        library._destroy()
+        if hasattr(library, "_destroy"):
+            library._destroy()
+        else:  # torch before 2.3 cannot take it away
+            _kept.append(library)
 
 
 class _Doubled(torch.autograd.Function):

@@ -14,14 +14,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import tensorprobe
+from tensorprobe import torch_names
 from tensorprobe.errors import CaptureIncomplete
 from tensorprobe.model.online import OnlineResult
 from tensorprobe.watches.online.checker import Checker
 from tests.watches.online.programs import PROGRAMS, Program, leaves, perceptron, train
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+ATTENTION = (
+    "Aten._scaled_dot_product_flash_attention" + ("_for_cpu" * (torch_names.torch_version() >= (2, 2))) + ".default"
+)
+NEEDS = {
+    "fused_adam_under_autocast": [pytest.mark.needs_torch("2.4", "fused Adam on the CPU")],
+    "subclasses": [pytest.mark.needs_torch("2.6", "as_subclass under a dispatch mode")],
+}
 MUST_COMPARE = {
-    "attention": {"Aten._scaled_dot_product_flash_attention_for_cpu.default", "Aten.native_layer_norm.default"},
+    "attention": {ATTENTION, "Aten.native_layer_norm.default"},
     "fused_adam_under_autocast": {"Aten._fused_adam_.default", "Aten.addmm.default", "Aten._to_copy.default"},
     "adam_over_lists_of_tensors": {"Aten._foreach_addcdiv_.ScalarList", "Aten._foreach_lerp_.Scalar"},
     "running_statistics_of_batch_norm": {"Aten.native_batch_norm.default", "Aten.native_batch_norm_backward.default"},
@@ -70,7 +78,7 @@ def assert_no_alarm(result: OnlineResult) -> None:
     assert_accounted_for(result)
 
 
-@pytest.fixture(scope="module", params=PROGRAMS, ids=str)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=NEEDS.get(name, ())) for name in PROGRAMS], ids=str)
 def plain(request: pytest.FixtureRequest) -> tuple[str, list[Any]]:
     """The name of a program, and what comes of it when nobody looks."""
     return request.param, run(PROGRAMS[request.param])

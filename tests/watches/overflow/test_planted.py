@@ -37,7 +37,6 @@ def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return {outcome.name: outcome for outcome in run_ranks(tmp_path_factory.mktemp("ranks"), warm.Popen)}
 
 
-@pytest.mark.needs_torch("2.13", "an older torch does not show every collective to a mode")
 @pytest.mark.xdist_group("overflows on two ranks")
 @pytest.mark.parametrize("name", RANKS)
 def test_an_overflow_on_one_of_two_ranks_is_named_once(name: str, of_ranks: dict[str, Outcome]) -> None:

@@ -168,7 +168,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.needs_torch("2.13", "an older torch does not show every collective to a mode")
 def test_one_rank_of_two_is_blamed(tmp_path: Path) -> None:
     commands = [[sys.executable, "-c", RANKS, str(tmp_path), str(rank)] for rank in (0, 1)]
     processes = [warm.Popen(command) for command in commands]

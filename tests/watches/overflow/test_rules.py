@@ -100,6 +100,14 @@ def test_what_is_doubtful_is_a_finding_when_it_does_harm() -> None:
         assert script.ledger.intended == ({} if harm else {"Tensor.log": 1})
 
 
+def test_a_result_without_dimensions_is_no_mask_unless_it_was_cast() -> None:
+    zero, minus_inf = (
+        facts(slot, [value])._replace(shape=[]) for slot, value in (("input.0", 0.0), ("output.0", -INF))
+    )
+    assert Script().call("Torch.log", [zero], [minus_inf]) == ["FirstNonfinite Torch.log.0.forward"]
+    assert Script().call("Tensor.half", [zero], [minus_inf]) == []  # the fill of a mask, in a narrower type
+
+
 def test_the_most_that_is_kept() -> None:
     script = Script(most=2)
     for count in range(4):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorprobe
+from tensorprobe import torch_names
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped, UnknownSetting
 from tensorprobe.model.overflow import OverflowReport
 from tensorprobe.standard_json import decode, schema
@@ -79,6 +80,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             optimizer.step()
     assert watch.out == out
     return out
+
+
+@pytest.mark.parametrize("other_ended", [True, False])
+def test_the_page_is_written_by_the_last_rank_to_stop(folder: Path, tmp_path: Path, other_ended: bool) -> None:
+    other = json.loads((folder / "overflow.rank0.json").read_text())
+    with OverflowWatch(out=tmp_path / "two"):
+        torch.ones(2).exp()
+        report = {**other, "ranks": [1], "closed": other_ended}
+        (tmp_path / "two" / "overflow.rank1.json").write_text(json.dumps(report))
+    assert (tmp_path / "two" / "report.html").exists() == other_ended
 
 
 def test_the_report_names_everything(folder: Path) -> None:
@@ -191,7 +202,7 @@ def test_findings_come_with_their_tensors() -> None:
     assert (name, verdict) == ("Tensor.exp.0.forward", "normal")
     assert torch.equal(tensors["input.0"], torch.full((2,), 100.0))
     assert tensors["output.0"].isinf().all()
-    assert watch.result.summary.notes == ["on_first raised RuntimeError: of the callback"]
+    assert watch.result.summary.notes == ["on_first raised RuntimeError: of the callback", *torch_names.limits()]
 
 
 def test_tensors_beyond_the_budget_are_not_kept() -> None:
@@ -229,6 +240,7 @@ def scaled_training(under_scaler: bool) -> OverflowWatch:
     return watch
 
 
+@pytest.mark.needs_torch("2.3", "a gradient scaler for the CPU")
 def test_steps_that_a_scaler_skips_are_no_findings() -> None:
     watch = scaled_training(False)
     assert watch.first_nonfinite == []

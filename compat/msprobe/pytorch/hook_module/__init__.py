@@ -1,1 +1,1 @@
-"""`support_wrap_ops.yaml`, the list of APIs that users of msprobe edit; here it is a filter, since nothing needs to be listed."""
+"""`support_wrap_ops.yaml`, which users of msprobe edit: the list of APIs that a dump holds."""

@@ -6,7 +6,7 @@ Importing this imports no torch and changes nothing in the process.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ class CheckerConfig:
     dump_path: str = "./"
     real_data: bool = False
     enable_dataloader: bool = True
-    target_iter: int = 1
+    target_iter: int | list[int] = 1
     error_data_path: str = "./"
+    white_list: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dump_path = str(Path(self.dump_path).absolute())  # where the program was started, wherever it goes later
@@ -30,10 +31,11 @@ class CheckerConfig:
         """Set what is given.
 
         dump_path: an existing folder. real_data: also record values. enable_dataloader: record iteration
-        target_iter, as a DataLoader's batches tell them, and end the program after it. error_data_path: where run_ut,
-        when it is run in this process, makes `ut_error_data`.
+        target_iter, as a DataLoader's batches tell them, and end the program after it; it may be a list of iterations.
+        error_data_path: where run_ut, when it is run in this process, makes `ut_error_data`. white_list: names of APIs,
+        such as `["conv2d"]`; only these are recorded.
         """
-        known = [field.name for field in fields(self)]
+        known = [each.name for each in fields(self)]
         for key in given:
             if key not in known:
                 raise UnknownSetting(
@@ -42,6 +44,11 @@ class CheckerConfig:
         checked = {key: _CHECKS[key](key, value) for key, value in given.items()}
         for key, value in checked.items():
             setattr(self, key, value)
+
+    @property
+    def iterations(self) -> list[int]:
+        """Return the iterations that are recorded, in order."""
+        return [self.target_iter] if isinstance(self.target_iter, int) else sorted(set(self.target_iter))
 
 
 def _folder(key: str, value: Any) -> str:
@@ -64,18 +71,26 @@ def _switch(key: str, value: Any) -> bool:
     return value
 
 
-def _count(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SettingsError(f"{key} is {value!r}; it must be the number of an iteration, from 0.")
-    return value
+def _iterations(key: str, value: Any) -> int | list[int]:
+    numbers = value if isinstance(value, list) else [value]
+    if not numbers or any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
+        raise SettingsError(f"{key} is {value!r}; it must be the number of an iteration, from 0, or a list of them.")
+    return list(numbers) if isinstance(value, list) else numbers[0]
+
+
+def _names(key: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        raise SettingsError(f"{key} is {value!r}; it must be a list of names of APIs, such as ['conv2d'].")
+    return list(value)
 
 
 _CHECKS = {
     "dump_path": _folder,
     "real_data": _switch,
     "enable_dataloader": _switch,
-    "target_iter": _count,
+    "target_iter": _iterations,
     "error_data_path": _path,
+    "white_list": _names,
 }
 
 msCheckerConfig = CheckerConfig()

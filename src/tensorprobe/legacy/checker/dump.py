@@ -15,6 +15,9 @@ from tensorprobe.errors import SettingsError, TensorprobeError
 from tensorprobe.legacy.checker import logger, speak
 from tensorprobe.legacy.checker.config import msCheckerConfig
 from tensorprobe.legacy.layouts.checker_writer import Guard, finish_recording, recording_folder
+from tensorprobe.legacy.wrapped import RULES
+from tensorprobe.model.sink import Needs
+from tensorprobe.record.run_sink import RunSink
 from tensorprobe.taps import Probe
 from tensorprobe.taps.step_taps import LoaderTap
 
@@ -35,7 +38,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._recording: _Recording | None = None
-        self._has_recorded = False
+        self._recorded: set[Path] = set()
         self._again = False
         self._tap: LoaderTap | None = None
 
@@ -46,22 +49,26 @@ class _Watch:
             self._tap.install()
             atexit.register(self._at_exit)
 
-    def begin(self, *, by_loader: bool) -> None:
-        """Record from here on; nothing when that is done already."""
+    def begin(self, *, by_loader: bool, step: str = "") -> None:
+        """Record from here on, in the folder `step` of `dump_path`; nothing when that is done already."""
         if self._recording is not None and self._recording.pid == os.getpid():
             self._recording.by_loader |= by_loader
             if not by_loader and not self._again:
                 self._again = True
                 logger.info('set_dump_switch("ON") again: the recording goes on. set_dump_switch("OFF") ends it.')
             return
-        folder = recording_folder(Path(msCheckerConfig.dump_path), os.getpid())
-        if self._has_recorded:
+        home = Path(msCheckerConfig.dump_path, step)
+        home.mkdir(exist_ok=True)
+        folder = recording_folder(home, os.getpid())
+        if folder in self._recorded:
             logger.info("Recording again: the files of this process are replaced.")
         # Results are not part of this layout: run_ut computes them anew.
         mode = "tensor" if msCheckerConfig.real_data else "summary"
-        probe = Probe(folder, overwrite=True, mode=mode, stacks=True, sides=["input"]).start()
+        sink = RunSink(folder, overwrite=True, needs=Needs(rules=RULES))
+        ops = [f"*.{name}" for name in msCheckerConfig.white_list]
+        probe = Probe(folder, sink=sink, mode=mode, stacks=True, sides=["input"], ops=ops).start()
         self._recording = _Recording(os.getpid(), folder, probe, Guard(folder), by_loader)
-        self._has_recorded = True
+        self._recorded.add(folder)
 
     def end(self) -> None:
         """Stop, and write the files. What hinders that is told; the program goes on."""
@@ -95,15 +102,21 @@ class _Watch:
         recording = self._recording
         if recording is None or recording.pid != os.getpid() or not recording.by_loader:
             return
-        if msCheckerConfig.enable_dataloader and number > msCheckerConfig.target_iter:
+        if not msCheckerConfig.enable_dataloader:
+            return
+        last = msCheckerConfig.iterations[-1]
+        if number <= last:
+            self.end()
+        else:
             self._unwatch()
             self.end()
             # Exactly this text and type: the guide shows it, and scripts look for it.
             raise Exception(f"Model pretest: exit after iteration {number - 1}.")
 
     def _after_batch(self, number: int) -> None:
-        if msCheckerConfig.enable_dataloader and number == msCheckerConfig.target_iter:
-            self.begin(by_loader=True)
+        wanted = msCheckerConfig.iterations
+        if msCheckerConfig.enable_dataloader and number in wanted:
+            self.begin(by_loader=True, step=f"step{number}" if len(wanted) > 1 else "")
 
     def _unwatch(self) -> None:
         if self._tap is not None:
@@ -113,13 +126,18 @@ class _Watch:
         self._unwatch()
         self.end()
         tap = self._tap
-        if tap is None or self._has_recorded or not msCheckerConfig.enable_dataloader:
+        if tap is None or not msCheckerConfig.enable_dataloader:
+            return
+        wanted = msCheckerConfig.iterations
+        if self._recorded:
+            if missed := [number for number in wanted[1:] if number >= tap.batches]:
+                logger.warning("Not recorded: iterations %s; the DataLoader gave %d batches.", missed, tap.batches)
             return
         logger.warning(
             "Nothing was recorded in this process: its DataLoader gave %d batches, iteration %d was never reached.%s\n"
             '  Set target_iter, or call set_dump_switch("ON") where an iteration begins.',
             tap.batches,
-            msCheckerConfig.target_iter,
+            wanted[0],
             f" {tap.elsewhere} batches went to other threads, which are not counted." if tap.elsewhere else "",
         )
 

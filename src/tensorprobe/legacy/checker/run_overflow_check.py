@@ -8,6 +8,7 @@ Exit code 0: nothing is abnormal, 1: something is, 2: nothing could be checked.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.errors import SettingsError
 from tensorprobe.legacy.checker import speak
 from tensorprobe.legacy.checker.run_ut import find_device, set_jit_compile, spell
 from tensorprobe.legacy.layouts.checker_reader import open_checker_files
@@ -30,7 +31,9 @@ from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import Data, all_recorded, make_inputs
 from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job
-from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, run_in_processes
+from tensorprobe.report.ending import ended
+from tensorprobe.text import printable
+from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, pack, run_in_processes
 
 Verdict = Literal["normal", "abnormal", "unknown", "finite"]
 """finite: the call does not overflow, here and with these inputs."""
@@ -63,7 +66,7 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
     """What a process opens: a run, or the two files of a dump."""
 
     run: RunPlace
-    backward: str | None = None
+    backward: bytes | None = None
     is_files: bool = False
     device: str
     jit_compile: bool = False
@@ -71,7 +74,8 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
     def open(self) -> Run:
         if not self.is_files:
             return self.run.open()
-        return open_checker_files(Path(self.run.path), None if self.backward is None else Path(self.backward))
+        backward = None if self.backward is None else Path(os.fsdecode(self.backward))
+        return open_checker_files(Path(os.fsdecode(self.run.path)), backward)
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -95,8 +99,8 @@ def check_overflow(
     A call that stands in the forward file only because its backward needs it is not in the list.
     """
     start = _Start(
-        run=RunPlace(str(forward.absolute())),
-        backward=None if backward is None else str(backward.absolute()),
+        run=RunPlace(os.fsencode(forward.absolute())),
+        backward=None if backward is None else os.fsencode(backward.absolute()),
         is_files=True,
         device=find_device() if device is None else device,
         jit_compile=jit_compile,
@@ -143,11 +147,9 @@ def _replayed(asked: Sequence[_Asked], start: _Start) -> list[Checked]:
         last = f": {death.last_line}" if death.last_line else ""
         found[death.number] = Checked(*asked[death.number].named, "unknown", f"its replay {death.how}{last}")
 
-    job = replay_job(
-        "tensorprobe.legacy.checker.run_overflow_check:serve", msgspec.msgpack.encode(start), device=start.device
-    )
+    job = replay_job("tensorprobe.legacy.checker.run_overflow_check:serve", pack(start), device=start.device)
     try:
-        run_in_processes(job, [msgspec.msgpack.encode(each) for each in asked], jobs=1, take=take, died=died)
+        run_in_processes(job, [pack(each) for each in asked], jobs=1, take=take, died=died)
     except StartFailed as failed:
         raise SettingsError(f"no process could begin on device {start.device!r}: it {failed}") from None
     return [found[number] for number in range(len(asked))]
@@ -166,7 +168,7 @@ def serve(start: bytes, _progress: object) -> Iterator[Answer]:
         asked = msgspec.msgpack.decode(parcel, type=_Asked)
         forward = read_call(run, asked.step, asked.rank, asked.forward)
         backward = None if asked.backward is None else read_call(run, asked.step, asked.rank, asked.backward)
-        return Reply(msgspec.msgpack.encode(_check(forward, backward, given.device)))
+        return Reply(pack(_check(forward, backward, given.device)))
 
     yield answer
 
@@ -203,17 +205,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code comes back."""
     speak()
     given = _parser().parse_args(arguments)
-    try:
-        device = find_device()
-        backward = None if given.backward_info_file is None else Path(given.backward_info_file)
-        counts: Counter[Verdict] = Counter()
-        forward = Path(given.forward_info_file)
-        for checked in check_overflow(forward, backward, device=device, jit_compile=given.jit_compile):
-            sys.stdout.write(f"{checked}\n")
-            counts[checked.verdict] += 1
-    except TensorprobeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    return ended(lambda: _run(given), about="dump")
+
+
+def _run(given: argparse.Namespace) -> int:
+    device = find_device()
+    backward = None if given.backward_info_file is None else Path(given.backward_info_file)
+    counts: Counter[Verdict] = Counter()
+    forward = Path(given.forward_info_file)
+    for checked in check_overflow(forward, backward, device=device, jit_compile=given.jit_compile):
+        sys.stdout.write(f"{printable(str(checked))}\n")
+        counts[checked.verdict] += 1
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("normal", "abnormal", "unknown", "finite"))
     sys.stdout.write(f"{counts.total()} APIs on {device}: {said}\n")
     if counts["abnormal"]:

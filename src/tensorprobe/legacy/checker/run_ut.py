@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -23,7 +24,8 @@ from typing import Any
 import msgspec
 
 from tensorprobe.checks import PrecheckResult, precheck
-from tensorprobe.errors import SettingsError, TensorprobeError
+from tensorprobe.errors import SettingsError
+from tensorprobe.files import Replacement
 from tensorprobe.legacy.checker import logger, speak
 from tensorprobe.legacy.checker.config import msCheckerConfig
 from tensorprobe.legacy.layouts.checker_reader import open_checker, open_checker_files
@@ -31,15 +33,18 @@ from tensorprobe.legacy.layouts.checker_writer import find_unfinished, finish_re
 from tensorprobe.model.precheck import Precheck
 from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record import Run
+from tensorprobe.report.ending import ended
 from tensorprobe.report.precheck_tables import (
     DETAIL_COLUMNS,
     DETAILS_FILE,
+    OLDER_COLUMNS,
     RESULT_COLUMNS,
     RESULT_FILE,
     detail_rows,
     result_rows,
     safe_cell,
 )
+from tensorprobe.text import shell
 
 ERROR_FOLDER = "ut_error_data"
 
@@ -48,26 +53,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code comes back."""
     speak()
     given = _parser().parse_args(arguments)
-    try:
-        result = run_ut(
-            Path(given.forward_info_file),
-            Path(given.backward_info_file),
-            out_path=Path(given.out_path),
-            save_error_data=given.save_error_data,
-            error_data_path=given.error_data_path,
-            jit_compile=given.jit_compile,
-            device_id=given.device,
-        )
-    except TensorprobeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
-    sys.stdout.write(f"{result}\n{_STANDARD}\n")
+    return ended(lambda: _run(given), about="dump")
+
+
+def _run(given: argparse.Namespace) -> int:
+    result = run_ut(
+        Path(given.forward_info_file),
+        Path(given.backward_info_file),
+        out_path=Path(given.out_path),
+        save_error_data=given.save_error_data,
+        error_data_path=given.error_data_path,
+        jit_compile=given.jit_compile,
+        device_id=given.device,
+    )
+    sys.stdout.write(f"{result}\n{_STANDARD.format(shell(given.forward_info_file))}\n")
     return result.exit_code
 
 
 _STANDARD = (
     "Judged by the standard of the older tool (seed). To judge each op by its own rounding:   "
-    "tensorprobe precheck forward_info_{pid}.json --standard noise-aware"
+    "tensorprobe precheck {} --standard noise-aware"
 )
 
 
@@ -199,9 +204,21 @@ def write_tables(summary: Precheck, folder: Path, *, stamp: str = "", spell: Cal
     result_file, details_file = (folder / name.replace(".csv", f"{stamp}.csv") for name in (RESULT_FILE, DETAILS_FILE))
     result = [row[: len(RESULT_COLUMNS)] for row in result_rows(summary, spell=spell)]
     _write(result_file, RESULT_COLUMNS, [[cell or "N/A" for cell in row[:3]] + list(row[3:]) for row in result])
-    details = (_in_order(row, "") for row in detail_rows(summary, spell=spell))
+    details = (_in_order(_as_shipped(row), "") for row in detail_rows(summary, spell=spell))
     _write(details_file, _in_order(DETAIL_COLUMNS, "Max Abs Err Message"), details)
     return result_file, details_file
+
+
+def _as_shipped(row: Sequence[Any]) -> list[Any]:
+    """Return a row of the details with the older tool's spelling: `torch.float32`, `(4, 8)`, and N/A for what is missing."""
+    cells = dict(zip(DETAIL_COLUMNS, row, strict=True))
+    for column in ("Bench Dtype", "NPU Dtype"):
+        cells[column] = cells[column] and f"torch.{cells[column].removeprefix('torch.')}"
+    cells["Shape"] = cells["Shape"] and str(tuple(json.loads(cells["Shape"])))
+    for column in (*OLDER_COLUMNS, "Max Abs Error"):
+        if cells[column] == "" and not column.endswith("Message"):
+            cells[column] = "N/A"
+    return list(cells.values())
 
 
 def _in_order(row: Sequence[Any], beside: Any) -> list[Any]:
@@ -219,12 +236,10 @@ def spell(label: str) -> str:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
+    with Replacement(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows([safe_cell(cell) for cell in row] for row in rows)
-    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ class Analysis:
     unread: int
     """Lines of the two dumps that could not be read, and are no rows."""
 
+    @property
+    def all_match(self) -> bool:
+        """Whether some rows pass, none fails and none is unmatched."""
+        return self.failure is None and self.counts[self.style.good] > 0 and not self.counts[UNMATCHED]
+
     def summary(self) -> str:
         """`12 rows: 10 Yes · 1 No · 1 Unmatched · 0 not measured (N/A)`."""
         shown = [f"{self.counts[name]:,} {word}" for name, word in self.style.results.items()]

@@ -20,22 +20,20 @@ from tensorprobe.engine.comparison import compare as compare_runs
 from tensorprobe.engine.result import Result
 from tensorprobe.errors import CannotCompare, SettingsError, UnknownSetting, did_you_mean
 from tensorprobe.legacy.compared.analysis import Analysis, analyse
+from tensorprobe.legacy.compared.paired import Paired, join
 from tensorprobe.legacy.compared.tables import (
     MESSAGE,
-    Paired,
     StackOf,
     StackTexts,
     Table,
     TableStyle,
-    join,
     listed,
     read_lines,
 )
 from tensorprobe.record import Run
-from tensorprobe.record.run import ranges
 from tensorprobe.report import wording
 from tensorprobe.report.xlsx import MOST_ROWS, RED, load_xlsxwriter, open_workbook, write_row
-from tensorprobe.text import plain, printable, sheet_text
+from tensorprobe.text import plain, printable, ranges, sheet_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +42,8 @@ if TYPE_CHECKING:
 Places = tuple[tuple[int, int], tuple[int, int]]
 """Step and rank of the NPU's run, and of the bench's."""
 _ROW_COLUMNS = (
-    "step", "rank", "call", "candidate_call", "repeat", "slot", "side", "baseline_shape", "candidate_shape", "basis", "count", "max_abs",
+    "step", "rank", "call", "candidate_call", "repeat", "slot", "side", "baseline_dtype", "candidate_dtype", "baseline_shape",
+    "candidate_shape", "basis", "count", "max_abs",
     "max_rel", "relative_l2", "one_minus_cosine", "within_1e3", "within_5e3", "nonfinite_different", "baseline_norm", "candidate_norm",
     "verdict", "judged_by", "measured", "allowed", "status", "note",
 )  # fmt: skip
@@ -99,7 +98,7 @@ class Compared:
     @classmethod
     def of(cls, npu: Run, bench: Run, wish: Wish, style: TableStyle, *, jobs: int = 1) -> Compared:
         """Compare them; errors are those of tensorprobe. In one process each dump is read once."""
-        npu, bench = listed(npu, style.spell), listed(bench, style.spell)
+        npu, bench = listed(npu, style), listed(bench, style)
         result = compare_runs(bench, npu, policy=style.policy, fuzzy=wish.fuzzy_match, jobs=jobs)
         return cls(npu, bench, result, wish, style, timestamp())
 
@@ -110,9 +109,7 @@ class Compared:
         """
         style, wish = self.style, self.wish
         npu, bench = read_lines(self.npu, *places[0]), read_lines(self.bench, *places[1])
-        paired = Paired(
-            npu, bench, self._rows(*places[1]), bases=style.bases, files=style.files, remarks=self._remarks(*places[1])
-        )
+        paired = Paired(npu, bench, self._rows(*places[1]), style=style, remarks=self._remarks(*places[1]))
         if wish.stack_mode and stack is None:
             if not any(number is not None for number in npu.stack):
                 style.logger.warning("the NPU dump '%s' has no stacks to show", plain(self.npu.path))
@@ -323,7 +320,8 @@ def write_workbook(table: Table, partial: Path) -> None:
         sheet.write_row(0, 0, list(table.columns), heading)
         sheet.freeze_panes(1, 0)
         results = table.columns[table.style.verdict]
-        for row, values in enumerate(zip(*table.columns.values(), strict=True), start=1):
+        columns = [_safe_column(table, name, values) for name, values in table.columns.items()]
+        for row, values in enumerate(zip(*columns, strict=True), start=1):
             write_row(sheet, row, values, red if results[row - 1] in table.style.bad else None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy
 
 from tensorprobe.errors import RunDamaged
+from tensorprobe.legacy.layouts.dump_files import leaves_in, numbers_in
 from tensorprobe.legacy.layouts.msprobe_reader import MsprobeSegment
-from tensorprobe.model import Call, Stack
+from tensorprobe.model import Call, Slot, Stack
+from tensorprobe.pairing.measure import against
 from tensorprobe.record import Damage, Run
 from tensorprobe.record.run import Segment
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from tensorprobe.legacy.compared.paired import Paired
 
 
 NAMES = ("NPU Name", "Bench Name")
 MESSAGE = "Err_message"
 STACK_COLUMN = "NPU_Stack_Info"
 BLIND_TO_SCALE = "The rule is blind to scale (a tensor times 1.01 passes); to judge each op by its own rounding"
+NOTHING = "N/A"
+UNMATCHED = "Unmatched"
 BY_VALUES = ("values", "digest")
 """Bases of a row whose figures come from all elements."""
 StackOf = Callable[[str, int | None], str]
@@ -57,6 +61,10 @@ class TableStyle:
     bases: Sequence[str] = BY_VALUES
     files: str = ".npy"
     """What the files with values are called."""
+    numbers: bool = False
+    """Whether numbers among the arguments have rows of their own."""
+    whole_calls: bool = False
+    """Whether a call of which a tensor has no partner, or another shape, is unmatched with all its tensors."""
 
     @property
     def results(self) -> dict[str, str]:
@@ -94,6 +102,11 @@ Key = tuple[str, int, str]
 """Call, how often it had been recorded before, slot: what a row of a comparison says of itself."""
 
 
+_NOT_MEANT = ("output.node.", "output.place.")
+"""Slots of gradients that are not those of the call's arguments."""
+ONE_TOOL = "recorded by only one of the two tools"
+
+
 @dataclass
 class Lines:
     """Columns with an entry for each tensor. `call` counts the calls of the dump."""
@@ -111,26 +124,81 @@ class Lines:
     """The file with the values, where the dump has one for each tensor and names it; else empty."""
     has_values: list[bool] = field(default_factory=list)
     stack: list[int | None] = field(default_factory=list)
+    excuse: list[str] = field(default_factory=list)
+    """Why the other dump may have nothing that this line can be compared with; mostly empty."""
+    number: list[Any] = field(default_factory=list)
+    """A number among the arguments; None for a tensor."""
     damaged: int = 0
     """How many lines cannot be read."""
+    later_digests: bool = False
+    """Whether the tool took digests after the call, when the tensor may have been changed."""
 
     def __len__(self) -> int:
         return len(self.key)
 
-    def add(self, number: int, call: Call, spell: Spell, file_of: Callable[[int], str] | None) -> None:
-        """Add the tensors of a call. `file_of` gives the name of the file with the values at an offset."""
-        for slot, (name, dtype, shape, statistics) in zip(call.slots, spell(call), strict=True):
-            self.key.append((call.name, call.repeat, slot.name))
-            self.call.append(number)
-            self.name.append(name)
-            self.dtype.append(dtype)
-            self.shape.append(shape)
-            self.elements.append(slot.count)
-            self.statistics.append(statistics)
-            self.digest.append(slot.digest)
-            self.file.append("" if file_of is None or slot.offset is None else file_of(slot.offset))
-            self.has_values.append(slot.has_data)
-            self.stack.append(call.stack)
+    def add(
+        self, number: int, call: Call, spell: Spell, file_of: Callable[[int], str] | None, excuse: str, numbers: bool
+    ) -> None:
+        """Add the tensors of a call, and with `numbers` the numbers among its arguments, in the order of the arguments.
+
+        `file_of` gives the name of the file with the values at an offset.
+        """
+        spelled = dict(zip((slot.name for slot in call.slots), zip(call.slots, spell(call), strict=True), strict=True))
+        order = {**dict.fromkeys(place for place, _ in leaves_in(call.args, call.kwargs)), **spelled}
+        values = dict(numbers_in(call.args, call.kwargs)) if numbers and call.direction == "forward" else {}
+        for place in order if values else spelled:
+            if place in spelled:
+                self._add_tensor(number, call, *spelled[place], file_of, excuse)
+            elif place in values:
+                self._add_number(number, call, place, values[place], excuse)
+
+    def _add_number(self, number: int, call: Call, place: str, value: Any, excuse: str) -> None:
+        self.key.append((call.name, call.repeat, place))
+        self.call.append(number)
+        self.name.append(f"{call.name}.{place.replace('input.kwargs.', 'input.', 1)}")
+        self.dtype.append(str(type(value)))
+        self.shape.append("[]")
+        self.elements.append(1)
+        self.statistics.append((value, value, value, value, 0))
+        self.digest.append(None)
+        self.file.append("")
+        self.has_values.append(True)
+        self.stack.append(call.stack)
+        self.excuse.append(excuse)
+        self.number.append(value)
+
+    def _add_tensor(
+        self,
+        number: int,
+        call: Call,
+        slot: Slot,
+        spelled: Spelled,
+        file_of: Callable[[int], str] | None,
+        excuse: str,
+    ) -> None:
+        name, dtype, shape, statistics = spelled
+        self.key.append((call.name, call.repeat, slot.name))
+        self.call.append(number)
+        self.name.append(name)
+        self.dtype.append(dtype)
+        self.shape.append(shape)
+        self.elements.append(slot.count)
+        self.statistics.append(statistics)
+        self.digest.append(slot.digest)
+        self.file.append("" if file_of is None or slot.offset is None else file_of(slot.offset))
+        self.has_values.append(slot.has_data)
+        self.stack.append(call.stack)
+        is_place = not slot.dtype or slot.name.startswith(_NOT_MEANT)
+        self.excuse.append(excuse or (slot.skipped or "" if is_place else ""))
+        self.number.append(None)
+
+
+@dataclass
+class _Listing:
+    """What the copies of a listed segment share: the lines, once they are read, and what it is compared with."""
+
+    lines: Lines | None = None
+    other: Segment | None = None
 
 
 class ListedSegment:
@@ -139,38 +207,52 @@ class ListedSegment:
     Copies share the lines: the comparison works on a copy.
     """
 
-    def __init__(self, segment: Segment, spell: Spell, read: list[Lines] | None = None) -> None:
-        self._segment, self._spell = segment, spell
-        self._read: list[Lines] = [] if read is None else read
+    def __init__(self, segment: Segment, style: TableStyle, listing: _Listing | None = None) -> None:
+        self._segment, self._style, self._listing = segment, style, listing or _Listing()
 
     def __copy__(self) -> ListedSegment:
-        return ListedSegment(copy(self._segment), self._spell, self._read)
+        return ListedSegment(copy(self._segment), self._style, self._listing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._segment, name)
 
+    def against(self, other: Segment) -> ListedSegment:
+        """As it is compared with another; what is listed is what was compared."""
+        inner = other._segment if isinstance(other, ListedSegment) else other
+        self._listing.other = against(inner, self._segment)
+        return ListedSegment(against(self._segment, inner), self._style, self._listing)
+
     def calls(self) -> Iterator[tuple[int, Call] | Damage]:
         """Each call, as the segment gives it."""
-        file_of = self._segment.file_of if isinstance(self._segment, MsprobeSegment) else None
-        lines = Lines()
-        for number, item in enumerate(self._segment.calls()):
+        segment, style = self._segment, self._style
+        file_of = segment.file_of if isinstance(segment, MsprobeSegment) else None
+        lines = Lines(later_digests=isinstance(segment, MsprobeSegment) and segment.is_published)
+        for number, item in enumerate(segment.calls()):
             if isinstance(item, Damage):
                 lines.damaged += 1
             else:
-                lines.add(number, item[1], self._spell, file_of)
+                excuse = ONE_TOOL if self._is_excused(item[1]) else ""
+                lines.add(number, item[1], style.spell, file_of, excuse, style.numbers)
             yield item
-        self._read[:] = [lines]
+        self._listing.lines = lines
+
+    def _is_excused(self, call: Call) -> bool:
+        """Whether the other dump's tool does not record such a call."""
+        asked = ((self._segment, True), (self._listing.other, False))
+        return any(isinstance(held, MsprobeSegment) and held.excuse(call, own=own) for held, own in asked)
 
     def lines(self) -> Lines:
         """Return every tensor. The segment is read now if nobody has read all of it before."""
-        if not self._read:
-            deque(self.calls(), maxlen=0)
-        return self._read[0]
+        if self._listing.lines is None:
+            other = self._listing.other
+            deque((self if other is None else self.against(other)).calls(), maxlen=0)
+        assert self._listing.lines is not None
+        return self._listing.lines
 
 
-def listed(run: Run, spell: Spell) -> Run:
+def listed(run: Run, style: TableStyle) -> Run:
     """Return the run with segments that note their lines."""
-    segments = {key: cast(Segment, ListedSegment(run.segment(*key), spell)) for key in run.segments()}
+    segments = {key: cast(Segment, ListedSegment(run.segment(*key), style)) for key in run.segments()}
     return Run(run.path, run.manifest, run.parts, segments, data=run.data, one_rank=run.one_rank)
 
 
@@ -198,212 +280,3 @@ class StackTexts:
             else:
                 self._known[number] = " <- ".join(map(str, stack.frames)) if stack is not None else ""
         return self._known[number]
-
-
-Array = numpy.ndarray[Any, Any]
-NOTHING = "N/A"
-UNMATCHED = "Unmatched"
-
-
-class Paired:
-    """Rows of a table in the making; `at` has the positions of the lines of NPU and bench, -1 where a side has none.
-
-    `bases` are those of the comparison's bases that count as measured. `files` is what files with values are called.
-    `remarks` are sentences on calls of the bench, for the first row of each.
-    """
-
-    def __init__(
-        self,
-        npu: Lines,
-        bench: Lines,
-        rows: pa.Table,
-        *,
-        bases: Sequence[str] = BY_VALUES,
-        files: str = ".npy",
-        remarks: Mapping[str, str] | None = None,
-    ) -> None:
-        self.npu, self.bench = npu, bench
-        at_npu, at_bench, self._row_of = _order(npu, bench, *_partners(npu, bench, rows))
-        self.at = (at_npu, at_bench)
-        self._rows, self._files, self._remarks = rows, files, dict(remarks or {})
-        self.paired = self._row_of >= 0
-        self.other_shape = self.paired & (self.text("baseline_shape") != self.text("candidate_shape"))
-        basis = self.text("basis")
-        self.measured = self.paired & ~self.other_shape & numpy.isin(basis, bases)
-        by_values = self.measured & numpy.isin(basis, BY_VALUES)
-        elements = _pick(npu.elements, at_npu)
-        elements[at_npu < 0] = 0
-        self._empty = by_values & (elements == 0).astype(bool)
-        count = self.column("count", missing=0)
-        self._lost = numpy.where(by_values, elements - count, 0)
-        """Elements that are NaN or infinite on a side."""
-        self.strange = numpy.where(by_values, self.column("nonfinite_different", missing=0), 0)
-        """Of those, the ones that are not the same on both."""
-        self._without_figures = (self._lost > 0).astype(bool) & (count == 0)
-        self._hollow = self._without_figures & (self.strange == 0)
-        """Nothing but NaN and infinities, all alike: that is no measurement."""
-
-    def __len__(self) -> int:
-        return len(self._row_of)
-
-    def column(self, name: str, missing: float = numpy.nan) -> Array:
-        """A column of numbers of the comparison; `missing` where a row has no partner."""
-        held = self._rows.column(name).to_numpy()
-        return numpy.append(held, numpy.array(missing, dtype=held.dtype))[self._row_of]
-
-    def text(self, name: str) -> Array:
-        """A column of texts of the comparison; empty where a row has no partner."""
-        held = numpy.empty(self._rows.num_rows + 1, dtype=object)
-        held[:-1], held[-1] = self._rows.column(name).cast("string").to_pylist(), ""
-        return held[self._row_of]
-
-    def both(self, title: str, values: Callable[[Lines], Sequence[Any]]) -> dict[str, list[Any]]:
-        """What the lines of each side say, as two columns: `NPU …`, `Bench …`; `N/A` where a side has none."""
-        sides = zip(("NPU", "Bench"), (self.npu, self.bench), self.at, strict=True)
-        return {f"{who} {title}": _pick(values(lines), at).tolist() for who, lines, at in sides}
-
-    def stacks(self, stack: StackOf) -> list[str]:
-        """The stack of each line of the NPU."""
-        texts = [stack(key[0], number) or NOTHING for key, number in zip(self.npu.key, self.npu.stack, strict=True)]
-        found: list[str] = _pick(texts, self.at[0]).tolist()
-        return found
-
-    def shown(self, figures: Array) -> list[Any]:
-        """The figures, `N/A` where nothing was measured."""
-        held = figures.astype(object)
-        held[~self.measured | self._without_figures] = NOTHING
-        shown: list[Any] = held.tolist()
-        return shown
-
-    def accuracy(self, words: Mapping[str, str]) -> Array:
-        """The verdict in the tool's words: only ever that of `agrees` for what was measured."""
-        verdict = self.text("verdict")
-        accuracy = numpy.full(len(verdict), NOTHING, dtype=object)
-        for held, shown in words.items():
-            accuracy[verdict == held] = shown
-        accuracy[(verdict == "agrees") & (~self.measured | self._hollow)] = NOTHING
-        accuracy[~self.paired | self.other_shape] = UNMATCHED
-        return accuracy
-
-    def messages(self) -> Array:
-        """What has to be said of each row besides its figures; most often nothing."""
-        npu, bench, (at_npu, at_bench) = self.npu, self.bench, self.at
-        message = self.text("note")
-        message[self._empty] = "the tensor has no elements"
-        for row in _where((self._lost > 0).astype(bool)):
-            about = _nonfinite(int(self._lost[row]), int(self.strange[row]), bool(self._without_figures[row]))
-            message[row] = join(about, message[row])
-        for row in _where(self.other_shape):
-            message[row] = (
-                f"shapes differ: {npu.shape[at_npu[row]]} on the NPU, {bench.shape[at_bench[row]]} on the bench"
-            )
-        for row in _where(self.paired & ~self.other_shape & ~self.measured):
-            lacking = self._without_values(npu.has_values[at_npu[row]], bench.has_values[at_bench[row]])
-            message[row] = f"not measured: {join(message[row], lacking) or 'the reason is not known'}"
-        self._say_lonely(message)
-        self._remark(message)
-        return message
-
-    def _without_values(self, npu_has: bool, bench_has: bool) -> str:
-        """Which side lacks the values of a tensor."""
-        if npu_has and bench_has:
-            return ""
-        who = "either dump" if npu_has == bench_has else "the bench dump" if npu_has else "the NPU dump"
-        return f"no values{f' ({self._files})' if self._files else ''} in {who}"
-
-    def _say_lonely(self, message: Array) -> None:
-        """Of a line without a partner: whether the whole call has none, or this tensor of it."""
-        for other, lines, at in zip(("bench", "NPU"), (self.npu, self.bench), self.at, strict=True):
-            paired_calls = {lines.call[line] for line in at[self.paired].tolist()}
-            for row in _where(~self.paired & (at >= 0)):
-                known = lines.call[at[row]] in paired_calls
-                message[row] = (
-                    f"its call in the {other} dump has no such tensor" if known else f"no partner in the {other} dump"
-                )
-
-    def _remark(self, message: Array) -> None:
-        waiting = dict(self._remarks)
-        if not waiting:
-            return
-        for row, line in enumerate(self.at[1].tolist()):
-            if line >= 0 and (about := waiting.pop(self.bench.key[line][0], "")):
-                message[row] = join(message[row], about)
-
-
-def join(*parts: str) -> str:
-    """What is said, with a semicolon between."""
-    return "; ".join(filter(None, parts))
-
-
-def _where(mask: Array) -> Iterable[int]:
-    rows: list[int] = numpy.flatnonzero(mask).tolist()
-    return rows
-
-
-def _pick(values: Sequence[Any], at: Array) -> Array:
-    """The values at these positions, `N/A` at -1."""
-    held = numpy.empty(len(values) + 1, dtype=object)
-    held[:-1] = values
-    held[-1] = NOTHING
-    return held[at]
-
-
-def _nonfinite(lost: int, strange: int, every_one: bool) -> str:
-    many = f"{'all ' if every_one else ''}{lost:,} element{'' if lost == 1 else 's'}"
-    figures = "; nothing could be measured" if every_one else "; figures are of the others"
-    if strange:
-        return f"NaN or infinite: {many}, {strange:,} of them not the same on both sides{figures}"
-    return f"NaN or infinite, the same on both sides: {many}{figures}"
-
-
-def _partners(npu: Lines, bench: Lines, rows: pa.Table) -> tuple[Array, Array]:
-    """For each line of the NPU the row and the line of the bench that belong to it, or -1."""
-    positions: list[dict[Key, int]] = [{key: at for at, key in enumerate(lines.key)} for lines in (npu, bench)]
-    texts = {name: rows.column(name).cast("string").to_pylist() for name in ("call", "candidate_call", "slot")}
-    repeats = rows.column("repeat").to_pylist()
-    row_of, bench_of, taken = [-1] * len(npu), [-1] * len(npu), [False] * len(bench)
-    keys = zip(texts["call"], texts["candidate_call"], repeats, texts["slot"], strict=True)
-    for row, (call, candidate, repeat, slot) in enumerate(keys):
-        theirs, ours = positions[1].get((call, repeat, slot), -1), positions[0].get((candidate, repeat, slot), -1)
-        # A name that a damaged dump has twice fits one line only; the other is listed without a partner.
-        if ours >= 0 and theirs >= 0 and row_of[ours] < 0 and not taken[theirs]:
-            row_of[ours], bench_of[ours], taken[theirs] = row, theirs, True
-    return numpy.array(row_of, dtype=numpy.int64), numpy.array(bench_of, dtype=numpy.int64)
-
-
-def _order(npu: Lines, bench: Lines, row_of: Array, bench_of: Array) -> tuple[Array, Array, Array]:
-    """Line of the NPU, line of the bench and row of the comparison, for each row of the table; -1 where there is none.
-
-    The NPU's order. What only the bench has stands behind what it has before it: in the middle of a pair of calls, or
-    behind the whole of the call.
-    """
-    partner = numpy.full(len(bench), -1, dtype=numpy.int64)
-    partner[bench_of[bench_of >= 0]] = numpy.flatnonzero(bench_of >= 0)
-    alone = numpy.flatnonzero(partner < 0)
-    first, second = numpy.arange(len(npu)), numpy.full(len(npu), -1, dtype=numpy.int64)
-    if len(alone):
-        first = numpy.concatenate([first, _anchors(npu, bench, partner, alone)])
-        second = numpy.concatenate([second, alone])
-    order = numpy.lexsort((second, first))
-    none = numpy.full(len(alone), -1, dtype=numpy.int64)
-    at_npu, at_bench = numpy.concatenate([numpy.arange(len(npu)), none]), numpy.concatenate([bench_of, alone])
-    return at_npu[order], at_bench[order], numpy.concatenate([row_of, none])[order]
-
-
-def _anchors(npu: Lines, bench: Lines, partner: Array, alone: Array) -> Array:
-    """For each lonely line of the bench the line of the NPU behind which it stands; -1 is before all."""
-    calls, their_calls = numpy.array(npu.call, dtype=numpy.int64), numpy.array(bench.call, dtype=numpy.int64)
-    places = numpy.arange(len(partner))
-    before = numpy.maximum.accumulate(numpy.where(partner >= 0, places, -1))[alone]
-    behind = numpy.minimum.accumulate(numpy.where(partner >= 0, places, len(partner))[::-1])[::-1][alone]
-    anchors = numpy.full(len(alone), -1, dtype=numpy.int64)
-
-    known = before >= 0
-    anchors[known] = numpy.searchsorted(calls, calls[partner[before[known]]], side="right") - 1
-    within = known.copy()
-    within[known] = their_calls[before[known]] == their_calls[alone[known]]
-    anchors[within] = partner[before[within]]
-    starts = ~within & (behind < len(partner))
-    starts[starts] = their_calls[behind[starts]] == their_calls[alone[starts]]
-    anchors[starts] = numpy.searchsorted(calls, calls[partner[behind[starts]]], side="left") - 1
-    return anchors

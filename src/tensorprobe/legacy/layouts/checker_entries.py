@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from tensorprobe.errors import TensorDamaged
+from tensorprobe.legacy.layouts.npy import LONGEST, describe_npy
 from tensorprobe.legacy.layouts.pt_format import describe_saved
 from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.model import DTYPES, ArgumentTree, Slot, Summary
@@ -240,10 +241,11 @@ class RealData(FolderFiles):
         path = PurePath(datapath)
         if not path.name or "\0" in datapath or len(datapath) > _LONGEST_PATH:
             raise TensorDamaged(f"its datapath {shown!r} names no file")
-        if path.parent.name in FOLDERS.values():
-            return f"{path.parent.name}/{path.name}"
         inside = path
-        if path.is_absolute():
+        folders = [at for at, part in enumerate(path.parts[:-1]) if part in FOLDERS.values()]
+        if folders:  # wherever it stood when it was written
+            inside = PurePath(*path.parts[folders[-1] :])
+        elif path.is_absolute():
             try:
                 inside = path.relative_to(self.root.absolute())
             except ValueError:
@@ -284,6 +286,8 @@ class RealData(FolderFiles):
         try:
             if not size:
                 raise TensorDamaged(f"its file '{name[:_SHOWN]}' is empty")
+            if name.endswith(".npy"):
+                return describe_npy(os.pread(descriptor, LONGEST, 0), size)
             # Not closed here: an error may still hold a part of it. The mapping goes with its last user.
             return describe_saved(memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)))
         except (OSError, ValueError) as error:

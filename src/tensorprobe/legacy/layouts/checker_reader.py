@@ -20,6 +20,7 @@ import msgspec
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
 from tensorprobe.legacy.layouts.checker_entries import DataFile, EntryReader, RealData
 from tensorprobe.legacy.layouts.msprobe_entries import demand_call_name, quote_bare, users_frames
+from tensorprobe.legacy.layouts.npy import NpySource
 from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.model import Call, Level, Slot, Stack
 from tensorprobe.ops.names import FAMILY_SPELLINGS, CallName, parse_call_name
@@ -53,10 +54,12 @@ def open_checker(path: Path, data: Path | None = None) -> Run | None:
     # The user chose the file, so it may be a link; its companions are beside the true one.
     file = Path(os.path.realpath(path)) if path.is_symlink() else path
     true_name = _NAME.fullmatch(file.name)
-    return _open_set(path, file.parent, true_name[2] if true_name else match[2])
+    if true_name is None:
+        return open_checker_files(**{match[1]: path})
+    return _open_set(path, file.parent, true_name[2])
 
 
-def open_checker_files(forward: Path, backward: Path | None = None, stack: Path | None = None) -> Run:
+def open_checker_files(forward: Path | None = None, backward: Path | None = None, stack: Path | None = None) -> Run:
     """The dump in files of any name, as the command line of the older tool takes them."""
     chosen = {}
     for kind, path in (("forward", forward), ("backward", backward), ("stack", stack)):
@@ -66,7 +69,7 @@ def open_checker_files(forward: Path, backward: Path | None = None, stack: Path 
                 raise RunNotFound(f"no file '{path}'.{_say_unfinished(path.parent, match[2]) if match else ''}")
             file = Path(os.path.realpath(path))
             chosen[kind] = CheckerFile(file.parent, file.name)
-    return _run(forward, chosen)
+    return _run(forward or backward or Path(), chosen)
 
 
 def _open_set(path: Path, folder: Path, tag: str) -> Run:
@@ -293,7 +296,7 @@ class _Values:
 
     def __init__(self, segment: CheckerSegment) -> None:
         self._segment = segment
-        self._sources: dict[str, PtSource] = {}
+        self._sources: dict[tuple[str, bool], PtSource | NpySource] = {}
 
     def read(self, slot: Slot) -> memoryview:
         """Exactly the bytes of `slot`."""
@@ -303,14 +306,15 @@ class _Values:
         """The address of those bytes, and what must be kept alive while they are used."""
         return self._source(slot).hold(slot)
 
-    def _source(self, slot: Slot) -> PtSource:
+    def _source(self, slot: Slot) -> PtSource | NpySource:
         if slot.offset is None:
             raise TensorDamaged("it has no file")
-        direction, _ = self._segment.place_of(slot.offset)
-        if direction not in self._sources:
-            data = self._segment.data(direction)
-            self._sources[direction] = PtSource(data, lambda number: self._segment.place_of(number)[1])
-        return self._sources[direction]
+        direction, path = self._segment.place_of(slot.offset)
+        is_npy = path.endswith(".npy")
+        if (direction, is_npy) not in self._sources:
+            data, kind = self._segment.data(direction), NpySource if is_npy else PtSource
+            self._sources[direction, is_npy] = kind(data, lambda number: self._segment.place_of(number)[1])
+        return self._sources[direction, is_npy]
 
 
 def _read(file: CheckerFile) -> dict[str, msgspec.Raw]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tensorprobe.errors import NoData, RunError
+from tensorprobe.files import Replacement
 from tensorprobe.legacy.layouts.checker_entries import FOLDERS
 from tensorprobe.legacy.layouts.checker_reader import UNFINISHED
 from tensorprobe.model import DTYPES, Frame, Level
@@ -283,15 +284,10 @@ def _opened(paths: Mapping[str, Path]) -> Iterator[dict[str, _Object]]:
 @contextmanager
 def _replaced(path: Path) -> Iterator[IO[str]]:
     """A file to write, which takes the place of `path` when all is written, and is gone when not."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with Replacement(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 _LOOK_S = 1.0

@@ -55,7 +55,7 @@ class DumpFiles:
         self._rank = rank
         self._lines: list[str] = []
         self._stacks: dict[int, list[list[str]]] = {}
-        self._taken: set[str] = set()
+        self._taken: dict[str, int] = {}
         self._pkl = -1
         self._pkl_size = 0
         self._waiting_calls = 0
@@ -139,7 +139,7 @@ class DumpFiles:
         order = list(held)
         if target.everything:  # with the numbers, arguments in the order in which they were given
             held.update(numbers_in(event.args, event.kwargs))
-            arguments = [place for place, _ in _leaves(event.args, event.kwargs) if place in held]
+            arguments = [place for place, _ in leaves_in(event.args, event.kwargs) if place in held]
             order = list(dict.fromkeys([*arguments, *held]))
         for place in order:
             name = self._name(write_line_name(event.name, place, single=single))
@@ -157,8 +157,7 @@ class DumpFiles:
 
     def _tensor(self, target: PtdbgTarget, name: str, slot: SlotEvent, stored: Stored | None) -> list[Any] | None:
         """Write the file of a tensor and return its line, or None if the dump holds no such tensor."""
-        kind = DTYPES[slot.dtype].kind if slot.dtype in DTYPES else ""
-        if (not target.everything and kind not in ("float", "complex")) or target.folder is None:
+        if target.folder is None or not (target.everything or passes_filter(slot.dtype, slot.shape)):
             return None
         if stored is None or not self._write_tensor(Path(target.folder, f"{name}.npy"), slot, stored):
             return None
@@ -245,16 +244,23 @@ def older_statistics(moments: Moments) -> list[float]:
     return [moments.max, moments.min, mean]
 
 
+def passes_filter(dtype: str, shape: Sequence[int]) -> bool:
+    """Return whether `filter_switch="ON"` leaves a tensor in: it has floating-point elements, and is no single number."""
+    kind = DTYPES[dtype].kind if dtype in DTYPES else ""
+    return kind in ("float", "complex") and len(shape) > 0 and 0 not in shape
+
+
 Args = Sequence[Any] | None
 Kwargs = Mapping[str, Any] | None
 
 
 def numbers_in(args: Args, kwargs: Kwargs) -> Iterator[tuple[str, bool | int | float]]:
     """Return every bool, int and float among the arguments, with its place."""
-    return ((place, leaf) for place, leaf in _leaves(args, kwargs) if isinstance(leaf, _SCALARS))
+    return ((place, leaf) for place, leaf in leaves_in(args, kwargs) if isinstance(leaf, _SCALARS))
 
 
-def _leaves(args: Args, kwargs: Kwargs) -> Iterator[tuple[str, Any]]:
+def leaves_in(args: Args, kwargs: Kwargs) -> Iterator[tuple[str, Any]]:
+    """Return every argument with its place, in their order; None for a tensor."""
     for at, tree in enumerate(args or ()):
         yield from _walk(f"input.{at}", tree)
     for key, tree in (kwargs or {}).items():

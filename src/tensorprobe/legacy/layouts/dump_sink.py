@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from tensorprobe.legacy.layouts.targets import KernelTarget, Target, prepare_target
 from tensorprobe.model import Coverage, RankPart
@@ -17,9 +16,6 @@ from tensorprobe.record.run_sink import RecordSettings, RunSink
 from tensorprobe.taps import watch_kernels
 
 _RING_BYTES = 16 << 20
-OPTIMIZER_OPS = frozenset(f"Torch.{name}" for name in dir(torch) if name.startswith(("_foreach_", "_fused_")))
-"""Not among the ops that the older tools wrap. An optimizer uses them on some devices only: with them, dumps of the same
-training on two devices would not match."""
 
 
 class DumpSink(RunSink):

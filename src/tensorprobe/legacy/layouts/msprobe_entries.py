@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tensorprobe.errors import RunDamaged
+from tensorprobe.legacy.layouts.targets import TOOL
 from tensorprobe.model import DTYPES, ArgumentTree, Frame, Slot, Summary
 from tensorprobe.model.call import MAX_NAME
 from tensorprobe.numerics.summary import json_number
@@ -274,37 +275,47 @@ T = TypeVar("T")
 
 class _Dump(msgspec.Struct, frozen=True):
     data: dict[str, msgspec.Raw]
+    tool: Any = ""
 
 
 _decode_large = msgspec.json.Decoder(float_hook=lambda text: json_number(float(text))).decode
 
 
 class DumpEntry(NamedTuple):
-    """One call: the name of its entry, and of the entry with the gradients of its parameters; either may be absent."""
+    """One call: the name of its entry, and of the entry with the gradients of its parameters; either may be absent.
+
+    `alone` is the name of a call of which there are only the gradients of its parameters.
+    """
 
     call: str | None
     gradients: str | None
+    alone: str = ""
 
 
 class Dump(NamedTuple):
-    """What the files of one rank hold. `stacks` gives the number of a call's stack, `frames` its lines as text."""
+    """What the files of one rank hold. `stacks` gives the number of a call's stack, `frames` its lines as text.
+
+    `published`: the published msprobe wrote them, not tensorprobe.
+    """
 
     entries: list[DumpEntry]
     data: dict[str, msgspec.Raw]
     parents: dict[str, Any]
     stacks: dict[str, int]
     frames: list[msgspec.Raw] | RunDamaged
+    published: bool
 
 
 def read_dump(root: Path, parts: tuple[str, ...]) -> Dump:
     """The files in the folder `root/parts...`. A missing stack.json or construct.json is no damage."""
-    data = _read(root, (*parts, "dump.json"), _Dump, advice="Without it the dump has no meaning to us.").data
+    read = _read(root, (*parts, "dump.json"), _Dump, advice="Without it the dump has no meaning to us.")
+    data = read.data
     parents: dict[str, Any] = {}
     if (root.joinpath(*parts) / "construct.json").is_file():
         advice = "Move it away to read the calls without their modules."
         parents = _read(root, (*parts, "construct.json"), dict[str, Any], advice=advice)
     stacks, frames = read_stacks(root, (*parts, "stack.json"))
-    return Dump(_join_gradients(data), data, parents, stacks, frames)
+    return Dump(_join_gradients(data), data, parents, stacks, frames, read.tool != TOOL)
 
 
 def decode_entry(entry: msgspec.Raw) -> Any:
@@ -394,12 +405,20 @@ def _join_gradients(data: dict[str, msgspec.Raw]) -> list[DumpEntry]:
     for name in data:
         other = partner.get(name) or of_gradients.get(name)
         if other is None:
-            entries.append(DumpEntry(None, name) if _GRADIENTS.fullmatch(name) else DumpEntry(name, None))
+            match = _GRADIENTS.fullmatch(name)
+            entries.append(DumpEntry(name, None) if match is None else DumpEntry(None, name, _alone(match[1], data)))
         elif other in waiting:
             entries.append(DumpEntry(name, other) if name in partner else DumpEntry(other, name))
         else:
             waiting.add(name)
     return entries
+
+
+def _alone(module: str, data: Mapping[str, Any]) -> str:
+    """Return the name of the module's only backward, which has no entry of its own; empty if there is not just that one."""
+    backward = f"{module}.backward.0"
+    is_one = f"{module}.forward.0" in data and f"{module}.forward.1" not in data and backward not in data
+    return backward if is_one else ""
 
 
 _FRAME = re.compile(r"File (.*), line ([0-9]{1,9}), in (.*?), ?\n ?(.*)", re.DOTALL)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.legacy.layouts.dump_files import older_statistics
-from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, MsprobeTarget
+from tensorprobe.legacy.layouts.gradients import in_order, is_floating
+from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, TOOL, MsprobeTarget
 from tensorprobe.model import DTYPES
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
+from tensorprobe.ops.names import parse_call_name
 
 _encode = msgspec.json.Encoder().encode
 _TAIL = b"\n}\n"
@@ -102,6 +105,7 @@ def open_dump(target: MsprobeTarget) -> GrowingObject:
         "task": target.task,
         "level": target.level,
         "framework": "pytorch",
+        "tool": TOOL,
         "dump_data_dir": None if target.values is None else str(folder.absolute() / MSPROBE_VALUES),
     }
     return GrowingObject(folder / target.index, _encode(head)[:-1] + b',"data":{', b"\n}}\n")
@@ -123,16 +127,38 @@ def forward_entry(event: Event, tensors: Tensors, parts: tuple[str, ...]) -> dic
         entry["input_kwargs"] = {key: argument_entry(tree, tensors) for key, tree in (event.kwargs or {}).items()}
         if event.level.is_module:
             entry["parameters"] = _below(tensors, "parameters")
-    if "forward.output" in parts and event.raised is None:
+    if "forward.output" in parts and event.answer is not None:
+        entry["output"] = [{"type": "bool", "value": event.answer}]
+    elif "forward.output" in parts and event.name.startswith("Tensor.__setitem__."):
+        entry["output"] = [None]  # it returns nothing; what it has written is no result to msprobe
+    elif "forward.output" in parts and event.raised is None:
         output = _side(tensors, "output")
         lacking = event.returned - len(output) if isinstance(output, list) else 0
         entry["output"] = output + [None] * lacking if lacking > 0 else output
     return entry
 
 
-def backward_entry(tensors: Tensors, parts: tuple[str, ...]) -> dict[str, Any]:
+Places = dict[str, Sequence[str]]
+"""Side of a backward call → the slots of its gradients, in their order."""
+
+
+def gradient_places(event: Event, tensors: Tensors) -> Places:
+    """Return where the gradients of a forward call stand in its backward entry; those of a module by place."""
+    op = parse_call_name(event.name).op
+    results = [f"input{name[len('output') :]}" for name in tensors if name.startswith("output")]
+    if event.level.is_module:
+        return {"input": results}
+    floating = [name for name, held in tensors.items() if name.startswith("input") and is_floating(held["dtype"])]
+    return {"input": results, "output": [f"output{name[len('input') :]}" for name in in_order(op, floating)]}
+
+
+def backward_entry(tensors: Tensors, parts: tuple[str, ...], places: Places) -> dict[str, Any]:
     """Return the entry of a backward call: gradients of results as input, gradients of arguments as output."""
-    return {side: _side(tensors, side) for side in ("input", "output") if f"backward.{side}" in parts}
+    entry: dict[str, Any] = {}
+    for side in ("input", "output"):
+        if f"backward.{side}" in parts:
+            entry[side] = [tensors.get(place) for place in places[side]] if side in places else _side(tensors, side)
+    return entry
 
 
 def gradients_entry(tensors: Tensors) -> dict[str, Any]:
@@ -158,6 +184,10 @@ def _statistics(moments: Moments, slot: SlotEvent) -> dict[str, Any]:
     if 0 in slot.shape:
         return dict.fromkeys(("Max", "Min", "Mean", "Norm"))
     greatest, least, mean = older_statistics(moments)
+    if kind == "float" and not slot.shape:
+        return dict.fromkeys(
+            ("Max", "Min", "Mean", "Norm"), as_number(greatest)
+        )  # a number is its own norm, with its sign
     norm = float("nan") if moments.nan else float("inf") if moments.inf else moments.norm
     if kind == "complex":
         return {"Max": None, "Min": None, "Mean": None, "Norm": as_number(norm)}

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.legacy.layouts.gradients import Gradients, returns_input
 from tensorprobe.legacy.layouts.msprobe_entries import (
     Dump,
     DumpEntry,
@@ -31,9 +33,10 @@ from tensorprobe.legacy.layouts.msprobe_entries import (
 from tensorprobe.legacy.layouts.npy import NpySource
 from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.legacy.layouts.value_files import FolderFiles
+from tensorprobe.legacy.wrapped import is_low_risk, shipped_ops
 from tensorprobe.model import Call, Frame, Level, Slot, Stack
 from tensorprobe.model.call import forward_name
-from tensorprobe.ops.names import DIRECTIONS
+from tensorprobe.ops.names import DIRECTIONS, canonical_op, parse_call_name
 from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
@@ -179,8 +182,52 @@ class MsprobeSegment:
         self._dump: Dump | None = None
         self._files: dict[int, list[str]] = {}
         self._known = Known()
+        self._dumped: set[str] | None = None
         self._folder = FolderFiles(root, (*parts, DATA_FOLDER))
         self.source = _Values(self, self._folder)
+        self._as_it_is = False
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the published msprobe wrote the dump, and not tensorprobe."""
+        return self._load().published
+
+    def against(self, other: object) -> MsprobeSegment:
+        """This segment as it is compared with another. Two dumps of the published tool are compared as they are."""
+        if not (isinstance(other, MsprobeSegment) and other._load().published and self._load().published):
+            return self
+        segment = copy(self)
+        segment._as_it_is = True
+        return segment
+
+    def excuse(self, call: Call, *, own: bool) -> bool:
+        """Whether a call that only one side has, `own` if this one, is no difference: the other's tool records none such."""
+        if self._as_it_is or not self._load().published:
+            return False
+        if own:
+            if call.op.endswith(".parameters_grad"):
+                return True
+            return call.direction == "backward" and (_passes_on(call) or self._returned_its_input(call.name))
+        return call.direction == "backward" or not self._may_hold(call)
+
+    def _may_hold(self, call: Call) -> bool:
+        """Whether the published tool would have recorded a forward call: it wraps a list of functions, from outside only."""
+        is_inner = call.parent is not None and not call.parent.startswith("Module.")
+        if call.op.startswith("Module.") or is_inner:
+            return not is_inner and bool(call.module)  # the model itself has no path, and is not dumped
+        if self._dumped is None:
+            self._dumped = {canonical_op(parse_call_name(name).op) for name in self._load().data}
+        op = canonical_op(call.op)
+        if op in self._dumped:
+            return True
+        listed = {canonical_op(listed) for listed in shipped_ops()}
+        return op in listed and not is_low_risk(call.op) and not op.startswith("VF.")
+
+    def _returned_its_input(self, name: str) -> bool:
+        """Whether the forward call of a backward call returned what it was given: then it made no autograd node."""
+        held = self._load().data.get(forward_name(name))
+        forward = decode_entry(held) if held is not None else None
+        return isinstance(forward, dict) and returns_input(parse_call_name(name).op, forward)
 
     def index(self) -> Index:
         """The index of the calls, in the order of dump.json; read once."""
@@ -277,6 +324,7 @@ class MsprobeSegment:
             reader.add_gradients(decode_entry(dump.data[entry.gradients]))
         if names:
             self._files[line] = names
+        slots = self._gradients(name, reader.slots, dump) if forward_name(name) else reader.slots
         made_in = find_module(entry.call or f"{name.partition('.parameters_grad.')[0]}.backward.0", dump.parents)
         return Call(
             name=name,
@@ -287,12 +335,30 @@ class MsprobeSegment:
             stack=0 if isinstance(dump.frames, RunDamaged) else dump.stacks.get(name),
             args=reader.args,
             kwargs=reader.kwargs,
-            slots=tuple(reader.slots),
+            slots=tuple(slots),
         )
+
+    def _gradients(self, name: str, slots: list[Slot], dump: Dump) -> list[Slot]:
+        """The slots of a backward call, named by the arguments and results of its forward call, if that is there."""
+        forward = dump.data.get(forward_name(name))
+        if forward is None or self._as_it_is or not Level.of(name).links_backward:
+            return slots
+        op, _, _ = parse_call_name(name)
+        several = dump.published and op.startswith("Module.") and f"{op}.forward.1" in dump.data
+        entry = decode_entry(forward)
+        if not isinstance(entry, dict):
+            return slots  # told as damage of its own
+        return Gradients(op, entry, published=dump.published, several=several).rename(slots)
 
     def _damage(self, line: int, entry: DumpEntry, error: Exception) -> Damage:
         name = str(entry.call or entry.gradients)[:80]
         return EntryDamage("/".join((*self._parts, "dump.json")), line + 1, f"{name!r}: {reason_of(error)}")
+
+
+def _passes_on(call: Call) -> bool:
+    """Whether a backward hands on the gradient it gets: that of a module that returns its input."""
+    made, given = ([slot.summary for slot in call.slots if slot.side == side] for side in ("input", "output"))
+    return bool(made) and made == given
 
 
 class _Values:
@@ -301,7 +367,7 @@ class _Values:
     def __init__(self, segment: MsprobeSegment, folder: FolderFiles) -> None:
         self._segment = segment
         self._pt = PtSource(folder, segment.file_of)
-        self._npy = NpySource(segment._root, (*segment._parts, DATA_FOLDER), segment.file_of)
+        self._npy = NpySource(folder, segment.file_of)
 
     def read(self, slot: Slot) -> memoryview:
         """Exactly the bytes of `slot`."""
@@ -318,8 +384,8 @@ class _Values:
 
 def _call_name(entry: DumpEntry) -> str:
     """The name of the call. Gradients that belong to no one call are a backward call of their own."""
-    if entry.call is not None:
-        return demand_call_name(entry.call)
+    if entry.call or entry.alone:
+        return demand_call_name(entry.call or entry.alone)
     module, _, number = str(entry.gradients).rpartition(".parameters_grad")
     return demand_call_name(f"{module}.parameters_grad.backward.{number.removeprefix('.') or 0}")
 

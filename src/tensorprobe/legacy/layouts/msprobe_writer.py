@@ -15,29 +15,34 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 
+from tensorprobe.files import replace_file
 from tensorprobe.legacy.layouts.buffers import Buffer, HeldTensors, header_multiple
 from tensorprobe.legacy.layouts.dump_files import DumpFiles, Slots
 from tensorprobe.legacy.layouts.msprobe_json import (
     GrowingObject,
+    Places,
     Tensors,
     backward_entry,
     forward_entry,
+    gradient_places,
     gradients_entry,
     object_text,
     open_dump,
     tensor_entry,
 )
 from tensorprobe.legacy.layouts.pt_writer import MOST_BYTES, frame_tensor
-from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, MsprobeTarget
+from tensorprobe.legacy.layouts.targets import MSPROBE_PARTS, MSPROBE_VALUES, MsprobeTarget
 from tensorprobe.model import DTYPES
+from tensorprobe.model.call import forward_name
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops.names import parse_call_name
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.messages import StackNote
-from tensorprobe.record.step_files import Stored, replace_file, with_source
+from tensorprobe.record.step_files import Stored, with_source
 
 _FLUSH_CALLS = 500
+_REGIONS = ("optimizer", "clip_grad")
 _BY_SIZE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 """What numpy moves whole elements as, whatever they are."""
 
@@ -63,6 +68,8 @@ class MsprobeFiles(DumpFiles):
         self._calls = open_dump(target)
         self._parents = GrowingObject(self._folder / "construct.json")
         self._book = StackBook(self._folder / "stack.json")
+        self._regions: set[str] = set()
+        self._places: dict[str, Places] = {}
 
     def stack(self, note: StackNote) -> None:
         """Remember a stack for the calls that will name it."""
@@ -94,6 +101,8 @@ class MsprobeFiles(DumpFiles):
         target = self._layout
         op, number, direction = parse_call_name(event.name)
         gradients = f"{op}.parameters_grad.{number}"
+        places = self._places.pop(forward_name(event.name), {}) if event.level.links_backward else {}
+        listed = {slot: f"{side}.{at}" for side, slots in places.items() for at, slot in enumerate(slots)}
         tensors: Tensors = {}
         for slot, stored in slots:
             if slot.name.startswith("output.changed"):
@@ -101,15 +110,21 @@ class MsprobeFiles(DumpFiles):
             of_gradient = direction == "backward" and slot.name.startswith("parameters.")
             side = "output" if of_gradient else slot.name.partition(".")[0].replace("parameters", "input")
             if f"{direction}.{side}" in target.parts:
-                place = slot.name.removeprefix("parameters.") if of_gradient else slot.name
+                place = slot.name.removeprefix("parameters.") if of_gradient else listed.get(slot.name, slot.name)
                 tensors[slot.name] = self._tensor_entry(gradients if of_gradient else event.name, place, slot, stored)
         if direction == "forward":
             self._calls.add(event.name, forward_entry(event, tensors, target.parts))
+            # With the forward entry, a reader knows whose each gradient is.
+            if event.level.links_backward and {*MSPROBE_PARTS} == {*target.parts}:
+                self._places[event.name] = gradient_places(event, tensors)
         else:
-            self._calls.add(event.name, backward_entry(tensors, target.parts))
             if held := gradients_entry(tensors):
                 self._calls.add(gradients, held)
+            self._calls.add(event.name, backward_entry(tensors, target.parts, places))
         if target.parents:
+            if event.parent in _REGIONS and event.parent not in self._regions:
+                self._regions.add(event.parent)
+                self._parents.add(event.parent, None)
             self._parents.add(event.name, event.parent)
         if event.stack is not None:
             self._book.add(event.name, event.stack)

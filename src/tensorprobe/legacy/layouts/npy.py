@@ -13,7 +13,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorprobe.errors import TensorDamaged
@@ -32,13 +31,10 @@ if TYPE_CHECKING:
 
 
 class NpySource:
-    """The files of the folder `root/folder...`; `name_of` gives the name of the file of a slot's number.
+    """The files of a folder; `name_of` gives the name of the file of a slot's number."""
 
-    The folder `root` may be a link, for the user chose it; below it nothing may be one.
-    """
-
-    def __init__(self, root: Path, folder: tuple[str, ...], name_of: Callable[[int], str]) -> None:
-        self._files, self._name_of = FolderFiles(root, folder), name_of
+    def __init__(self, files: FolderFiles, name_of: Callable[[int], str]) -> None:
+        self._files, self._name_of = files, name_of
         self._demands = Demands()
         self._headers = HeaderReader()
         self._arenas = ArenaPool()
@@ -194,6 +190,14 @@ def parse_header(start: bytes) -> NpyHeader:
         raise TensorDamaged("its file has an impossible shape")
     at = stream.tell()
     return NpyHeader(kind, dtype.str[0] == ">", fortran, tuple(shape), at, at + count * dtype.itemsize)
+
+
+def describe_npy(start: bytes, size: int) -> tuple[str, tuple[int, ...]]:
+    """Return dtype and shape of the tensor in a file of `size` bytes that begins with `start`."""
+    import numpy
+
+    header = HeaderReader().read(start, size)
+    return numpy.dtype(header.kind).name, header.shape
 
 
 _BLOCK = 1 << 16

@@ -6,6 +6,7 @@ dump, or an error that says which file is wrong. Only names and the first bytes 
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import re
@@ -26,12 +27,14 @@ from tensorprobe.legacy.layouts.ptdbg_lines import (
     decode_line,
     read_line_name,
 )
+from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.model import DTYPES, Call, Frame, Level, Slot, Stack, Summary
 from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import BLOCK, JSON_ERRORS, MAX_DAMAGED, MAX_LINE, Damage, reason_of
 from tensorprobe.record.run import Entry, Index, Run
+from tensorprobe.text import plain
 
 __all__ = ["PtdbgSegment", "open_ptdbg", "open_run"]
 
@@ -72,9 +75,16 @@ def open_ptdbg(path: Path, data: Path | None = None) -> Run | None:
     return _run(path, {int(named[1]) if named else 0: pkl}, data, one_rank=True)
 
 
+def say_where(path: Path) -> str:
+    """Return where the dump went that `set_dump_path(path)` was called for, as a question; "" if there is none."""
+    found = sorted(path.parent.glob(f"*_v*/rank*/{glob.escape(path.name)}"))
+    more = f" There are {len(found):,} such." if len(found) > 1 else ""
+    return f" Did you mean '{plain(found[0])}'?{more}" if found else ""
+
+
 def _open_file(path: Path, data: Path | None) -> Run:
     if not path.exists():
-        raise RunNotFound(f"no file '{path}'.")
+        raise RunNotFound(f"no file '{path}'.{say_where(path)}")
     # The user chose the file, so it may be a link; its values are beside the true one.
     file = Path(os.path.realpath(path)) if path.is_symlink() else path
     named = _RANK.fullmatch(file.absolute().parent.name)
@@ -233,7 +243,7 @@ class PtdbgSegment:
         self._summaries: dict[Statistics, Summary] = {}
         self._tails: dict[str, str] = {}
         self._dtypes: dict[str, tuple[str, int]] = {}
-        self._npy = None if data is None else NpySource(data.root, data.parts, self._file_of)
+        self._npy = None if data is None else NpySource(FolderFiles(data.root, data.parts), self._file_of)
         self.source: ByteSource = self._npy or _NoValues()
 
     def index(self) -> Index:

@@ -69,6 +69,8 @@ class MsprobeTarget(msgspec.Struct, frozen=True, tag="msprobe"):
 
 Target = PtdbgTarget | KernelTarget | MsprobeTarget
 
+TOOL = "tensorprobe"
+"""Stands in the head of our dump.json: gradients are those of whole calls then."""
 MSPROBE_VALUES = "dump_tensor_data"
 _VALUES = (".npy", ".pt")
 

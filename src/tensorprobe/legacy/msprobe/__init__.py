@@ -20,12 +20,18 @@ def take_over(list_of_apis: Path) -> None:
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
-    """Seed python, numpy and torch; `mode=True` also turns deterministic algorithms on. SettingsError for `rm_dropout=True`."""
-    from tensorprobe.taps import seed_all as seed_everything  # which imports torch
+    """Seed python, numpy and torch; `mode=True` also turns deterministic algorithms on.
 
-    if rm_dropout is not False:
-        raise SettingsError(
-            f"seed_all: rm_dropout is {rm_dropout!r}; dropout is not taken out of a model here.\n"
-            "  It is the same in every run with the same seed; to do without it, build the model with p=0."
-        )
+    `rm_dropout=True` gives every later call of `F.dropout`, `F.dropout2d` and `F.dropout3d`, and of the modules that call
+    them, the probability 0 for the rest of the process. Other kinds of dropout stay as they are.
+    """
+    from tensorprobe.taps.seed import remove_dropout  # which imports torch
+    from tensorprobe.taps.seed import seed_all as seed_everything
+
+    if not isinstance(rm_dropout, bool):
+        raise SettingsError(f"rm_dropout is {rm_dropout!r}; it must be True or False.")
     seed_everything(seed, mode)
+    if rm_dropout:
+        remove_dropout()
+        speak()
+        logger.info("seed_all(rm_dropout=True): F.dropout, F.dropout2d and F.dropout3d have p=0 from here on.")

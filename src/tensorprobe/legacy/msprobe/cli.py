@@ -49,7 +49,7 @@ _FRAMEWORKS = ("pytorch", "mindspore")
 
 def main() -> None:
     """Run the program and exit."""
-    guarded(lambda: sys.exit(run(sys.argv[1:])), about="dump")
+    guarded(lambda: run(sys.argv[1:]), about="dump")
 
 
 def run(arguments: Sequence[str]) -> int:

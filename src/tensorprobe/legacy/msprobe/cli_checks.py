@@ -18,7 +18,7 @@ import msgspec
 
 from tensorprobe.checks import PrecheckResult, precheck
 from tensorprobe.errors import NotFound, SettingsError, TensorprobeError, nearest
-from tensorprobe.files import read_file
+from tensorprobe.files import read_settings
 from tensorprobe.legacy.checker.run_ut import find_device, move_failures, set_jit_compile, write_tables
 from tensorprobe.legacy.compared.comparing import demand_output, timestamp
 from tensorprobe.legacy.msprobe import logger, speak
@@ -150,10 +150,10 @@ class _Config(msgspec.Struct, frozen=True):
 def read_lists(path: Path) -> CheckLists:
     """The lists; the newer spelling of the section is `acc_check`."""
     try:
-        config = msgspec.json.decode(read_file(path), type=_Config)
+        config = msgspec.json.decode(read_settings(path), type=_Config)
     except OSError as error:
         raise SettingsError(f"'{plain(path)}' cannot be read: {error.strerror}.") from None
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise SettingsError(f"'{plain(path)}' is no config.json: {error}.") from None
     lists = config.acc_check or config.run_ut
     if lists.white_list and lists.black_list:

@@ -21,14 +21,14 @@ from tensorprobe.legacy.msprobe.compare import (
     check_stack_mode,
     compare_pair,
     compare_ranks,
-    read_file,
     read_parameters,
+    read_settings,
     stack_beside,
 )
 from tensorprobe.record import export_run, open_run
 from tensorprobe.record.elements import to_torch
 from tensorprobe.record.export import save_tensor
-from tensorprobe.text import counted, plain
+from tensorprobe.text import counted, plain, printable
 
 
 def compare(command: str, arguments: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ def _parameters(given: Any) -> Parameters:
         return read_parameters(paths)
     if given.target_path or given.golden_path:
         raise SettingsError("-i names a file with both paths: leave out -tp and -gp, or -i.")
-    return read_parameters(read_file(Path(given.input_path)))
+    return read_parameters(read_settings(Path(given.input_path)))
 
 
 def _has_stacks(dump: Path) -> bool:
@@ -136,7 +136,7 @@ def _convert(source: Path, target: Path, form: str) -> Path:
 
     try:
         if source.suffix == ".npy":
-            held = torch.from_numpy(numpy.load(source, allow_pickle=False))
+            held = torch.from_numpy(numpy.load(source, mmap_mode="c", allow_pickle=False))
         else:
             held = to_torch(*read_pt_file(source.resolve()))
     except (TensorDamaged, OSError, ValueError, TypeError, EOFError) as error:
@@ -189,7 +189,7 @@ def replay_overflow(dump: Path, *, device: int, jit_compile: bool) -> int:
     verdicts = set()
     for checked in check_calls(open_run(dump), device=kind if kind == "cpu" else f"{kind}:{device}"):
         verdicts.add(checked.verdict)
-        sys.stdout.write(f"{checked.call or '?'}: {checked.verdict}: {checked.reason}\n")
+        sys.stdout.write(printable(f"{checked.call or '?'}: {checked.verdict}: {checked.reason}") + "\n")
     if not verdicts - {"unknown"}:
         raise CannotCompare(f"no call of '{dump}' could be run again.")
     return int("abnormal" in verdicts)

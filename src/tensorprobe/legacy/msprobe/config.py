@@ -11,20 +11,22 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.files import read_file
+from tensorprobe.files import read_settings
 from tensorprobe.legacy.layouts.targets import MSPROBE_PARTS, MsprobeTarget
-from tensorprobe.legacy.msprobe.wrap_ops import excluded_ops
+from tensorprobe.legacy.wrapped import RISK_LEVELS, at_risk, read_list
 from tensorprobe.settings import parse_numbers
 
-TASKS = ("statistics", "tensor", "structure", "run_ut", "overflow_check")
+TASKS = ("statistics", "tensor", "structure", "run_ut", "overflow_check", "grad_probe", "free_benchmark")
 LEVELS = ("L0", "L1", "L2", "mix", "debug")
 _SAME_TASK = {"acc_check": "run_ut"}
-_OTHER_TASKS = ("grad_probe", "free_benchmark", "diff_check", "nan_check", "exception_dump")
-"""Tasks of the published tool that are not here; their sections stand in every config.json that it ships."""
+_OTHER_TASKS = ("diff_check", "nan_check", "exception_dump")
+"""Tasks of the published tool that are not here; their sections may stand in a config.json."""
+PERTURBATIONS = ("improve_precision", "bit_noise", "add_noise", "no_change", "to_cpu")
 _DATA_MODES = ("all", "forward", "backward", "input", "output")
 _DEFAULT_PATH = "./dump_path"
 
@@ -52,8 +54,15 @@ class DumpConfig:
     white_list: tuple[str, ...] = ()
     black_list: tuple[str, ...] = ()
     error_data_path: Path = Path("./")
+    grad_level: str = "L1"
+    param_list: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = (-1, 0, 1)
+    pert_mode: str = PERTURBATIONS[0]
+    fuzz_stage: str = "forward"
+    wrapped: frozenset[str] = frozenset()
+    """The APIs to dump: those of `support_wrap_ops`, a file of that name, or of the one that ships, at `risk_level`."""
     excluded: frozenset[str] = frozenset()
-    """The APIs that `support_wrap_ops`, a file of that name, leaves out; without it the one that is shipped."""
+    """What that file leaves out of the families that are dumped whole."""
 
 
 def read_config(config_path: str | os.PathLike[str] | None = None, **given: Any) -> DumpConfig:
@@ -75,8 +84,11 @@ def read_config(config_path: str | os.PathLike[str] | None = None, **given: Any)
             own |= section
     if config_path is not None and "dump_path" not in own:
         raise SettingsError(f'there is no dump_path{where}: say where the dump is to go, "dump_path": "./dump".')
-    excluded = excluded_ops(own.pop("support_wrap_ops", None))
-    return _consistent(DumpConfig(**own, excluded=excluded))
+    wrapped, excluded = read_list(own.pop("support_wrap_ops", None))
+    risk_level = own.pop("risk_level", "FOCUS")
+    if not own.get("scope") and not own.get("list"):  # what is asked for by name is dumped, whatever its risk
+        wrapped = at_risk(wrapped, risk_level)
+    return _consistent(DumpConfig(**own, wrapped=wrapped, excluded=excluded))
 
 
 def _read(config_path: str | os.PathLike[str] | None) -> tuple[str, dict[str, Any]]:
@@ -85,12 +97,14 @@ def _read(config_path: str | os.PathLike[str] | None) -> tuple[str, dict[str, An
     if not isinstance(config_path, (str, os.PathLike)):
         raise SettingsError(f"config_path is {config_path!r}; it must be the path of a config.json.")
     try:
-        text = read_file(config_path).decode("utf-8")
+        text = read_settings(config_path).decode("utf-8")
         values = json.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"'{config_path}' cannot be read: {error}.") from None
     except json.JSONDecodeError as error:
         raise SettingsError(f"'{config_path}', line {error.lineno} is no JSON: {error.msg}.") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"'{config_path}' is no JSON: {error}.") from None
     if not isinstance(values, dict):
         raise SettingsError(f"'{config_path}' is no JSON object; it must begin with {{.")
     return text, values
@@ -138,6 +152,10 @@ def _consistent(config: DumpConfig) -> DumpConfig:
     if task == "overflow_check" and set_here:
         name = set_here[0].replace("parts", "data_mode")
         raise SettingsError(f"task is 'overflow_check' and {name} is set. Every call is watched: leave {name} out.")
+    if task == "free_benchmark" and level != "L1":
+        raise SettingsError(
+            f"task is 'free_benchmark' and level is {level!r}; API calls are checked: set level to 'L1'."
+        )
     if task == "run_ut" and level not in ("L1", "mix"):
         raise SettingsError(
             f"task is 'run_ut' and level is {level!r}; API calls are checked: set level to 'L1' or 'mix'."
@@ -197,11 +215,29 @@ def _one_of(*allowed: str) -> Callable[[str, Any], dict[str, Any]]:
     return check
 
 
+def _nothing_but(allowed: str) -> Callable[[str, Any], dict[str, Any]]:
+    def check(key: str, value: Any) -> dict[str, Any]:
+        if value != allowed:
+            raise SettingsError(f"only {allowed!r} is part of this version")
+        return {}
+
+    return check
+
+
 def _task(key: str, value: Any) -> dict[str, Any]:
     if value in _OTHER_TASKS:
         raise SettingsError(f"that task is not part of this version; there are {', '.join(TASKS)}")
     found = _one_of(*TASKS, *_SAME_TASK)(key, value)[key]
     return {key: _SAME_TASK.get(found, found)}
+
+
+def _ascending(key: str, value: Any) -> dict[str, Any]:
+    numbers = value if isinstance(value, list) else []
+    if not numbers or any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
+        raise SettingsError("it must be a list of numbers")
+    if any(not low < high for low, high in pairwise(numbers)):
+        raise SettingsError("the numbers must ascend")
+    return {key: tuple(numbers)}
 
 
 def _data_mode(key: str, value: Any) -> dict[str, Any]:
@@ -249,7 +285,7 @@ _FIELDS: dict[str, Any] = {
     "support_wrap_ops": _path,
     "async_dump": _without_effect,
     "precision": _without_effect,
-    "risk_level": _without_effect,
+    "risk_level": _one_of(*RISK_LEVELS),
     "custom_op_namespaces": _without_effect,
     "dump_enable": lambda key, value: {} if value is True else _refused(key, value or "no"),
     "load": _refused,
@@ -269,6 +305,19 @@ _SECTIONS: dict[str, Any] = {
     "run_ut": {**_CHECKS, "list": _texts, "data_mode": _data_mode},
     "acc_check": {**_CHECKS, "list": _texts, "data_mode": _data_mode},
     "overflow_check": {**_CALLS, "overflow_nums": _count, "check_mode": _without_effect},
+    "grad_probe": {"grad_level": _one_of("L0", "L1", "L2"), "param_list": _texts, "bounds": _ascending},
+    "free_benchmark": {
+        "scope": _texts,
+        "list": _texts,
+        "pert_mode": _one_of(*PERTURBATIONS),
+        "handler_type": _nothing_but("check"),
+        "fuzz_stage": _one_of("forward", "backward"),
+        "fuzz_level": _nothing_but("L1"),
+        "fuzz_device": _without_effect,  # pert_mode says it
+        "if_preheat": _refused,
+        "preheat_step": _without_effect,
+        "max_sample": _without_effect,
+    },
     **dict.fromkeys(_OTHER_TASKS),
 }
 """Section of a task → its fields; None for one that is not looked into."""

@@ -12,17 +12,19 @@ import glob
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from tensorprobe.errors import SettingsError, TensorprobeError
-from tensorprobe.legacy.layouts.dump_sink import OPTIMIZER_OPS, DumpSink
+from tensorprobe.legacy.layouts.dump_sink import DumpSink
 from tensorprobe.legacy.layouts.targets import MsprobeTarget, remove_ended
 from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.legacy.msprobe.config import DumpConfig, make_target, read_config
+from tensorprobe.legacy.msprobe.free_benchmark import FreeBenchmark
+from tensorprobe.legacy.msprobe.grad_probe import GradientProbe
 from tensorprobe.legacy.msprobe.overflow import start_overflow
 from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
 from tensorprobe.model import Coverage
@@ -64,6 +66,7 @@ class PrecisionDebugger:
         self._model = model
         self._turn = _Turn()
         self._saved: SavedVariables | None = None
+        self._gradients: GradientProbe | None = None
         self._tap: LoaderTap | None = None
         self._said: set[str] = set()
         self._under_way = False
@@ -127,6 +130,18 @@ class PrecisionDebugger:
             self._saved.save(variable, name, gradients=save_backward)
 
     @classmethod
+    def monitor(cls, module: Any) -> None:
+        """Write statistics and signs of this model's gradients at every optimizer step. Task grad_probe."""
+        self = cls._only()
+        if self.config.task != "grad_probe":
+            self._say_once("monitor() does nothing: task is '%s'. Set task to 'grad_probe'.", self.config.task)
+            return
+        with self._lock:
+            if self._gradients is not None:
+                self._gradients.remove()
+            self._gradients = GradientProbe(self.config, module)
+
+    @classmethod
     def set_init_step(cls, step: int) -> None:
         """The number of the step that is trained now, for a training that goes on where another ended."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -159,7 +174,9 @@ class PrecisionDebugger:
 
     def _begin(self, rank: int | None) -> None:
         turn, config = self._turn, self.config
-        if turn.dump is not None or config.level == "debug":
+        if config.task == "grad_probe":
+            self._say_once("start() does nothing: task is 'grad_probe'. Call monitor(model).")
+        if turn.dump is not None or config.level == "debug" or config.task == "grad_probe":
             return
         folder, number = find_place(config, turn.step, rank)
         wanted = self._is_wanted(number)
@@ -178,7 +195,7 @@ class PrecisionDebugger:
         if not wanted:
             return
         turn.folder, turn.rank = folder, rank
-        if before is None:
+        if before is None and config.task != "free_benchmark":
             logger.info("Step %d is dumped to '%s'.", turn.step, folder)
 
     def _end(self) -> None:
@@ -191,7 +208,7 @@ class PrecisionDebugger:
         if coverage is None:
             return  # a forked child: the dump is its parent's
         logger.info("Dumped %s calls to '%s'.", f"{coverage.recorded:,}", turn.folder)
-        for note in [*coverage.notes, *coverage.limits]:
+        for note in [*coverage.notes, *coverage.blind_spots]:
             logger.warning("Not in the dump: %s", note)
         for reason, count in coverage.slots_skipped.items():
             logger.warning("Not in the dump: values of %d tensors: %s", count, reason)
@@ -245,6 +262,8 @@ class PrecisionDebugger:
 
     def _at_exit(self) -> None:
         self._unwatch()
+        if self._gradients is not None:
+            self._gradients.remove()
         self._end()
         self._close_saved()
 
@@ -312,9 +331,25 @@ def begin(
     if config.task == "overflow_check":
         numbers = None if before is None else before.numbers
         return start_overflow(config, folder, model=model, rank=rank, numbers=numbers)
+    if config.task == "free_benchmark":
+        step = int(folder.parent.name.removeprefix("step"))
+        dumped = replace(config, task="tensor")
+        held: dict[str, int] = {} if before is None else before.numbers
+        return FreeBenchmark(config, step, rank, model, lambda to: _begin_dump(dumped, to, rank, model, None, held))
     if before is None and folder.name.startswith("proc"):
         remove_ended(folder)
-    target = make_target(config, folder, continued=before is not None)
+    return _begin_dump(config, folder, rank, model, only, None if before is None else before.numbers)
+
+
+def _begin_dump(
+    config: DumpConfig,
+    folder: Path,
+    rank: int,
+    model: Any,
+    only: tuple[Any, str] | None,
+    numbers: dict[str, int] | None,
+) -> Dump:
+    target = make_target(config, folder, continued=numbers is not None and folder.exists())
     settings: dict[str, Any] = {"level": _LEVELS[config.level], "stacks": config.extra_info}
     if only is not None:
         module, name = only
@@ -328,9 +363,11 @@ def begin(
         operators=True,
         only_given=True,
         inner=False,
+        regions=True,
         listed=config.list if only is None and config.level != "L2" else (),
-        excluded=config.excluded | OPTIMIZER_OPS | (_own_name(model) if only is None else set()),
-        numbers={} if before is None else before.numbers,
+        only=config.wrapped,
+        excluded=config.excluded | (_own_name(model) if only is None else set()),
+        numbers=numbers or {},
     )
     probe = Probe(
         folder / "dump.json",

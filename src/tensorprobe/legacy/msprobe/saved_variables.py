@@ -46,7 +46,7 @@ class SavedVariables:
         self._values = folder / MSPROBE_VALUES
         self._counts: Counter[str] = Counter()
         self._waiting: list[_Gradients] = []
-        self._taken: set[str] = set()
+        self._taken: dict[str, int] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
 

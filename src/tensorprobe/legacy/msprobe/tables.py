@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy
 
+from tensorprobe.legacy.compared.paired import Array, Paired, join
 from tensorprobe.legacy.compared.tables import (
     BLIND_TO_SCALE,
     MESSAGE,
     NOTHING,
     STACK_COLUMN,
-    Array,
     Columns,
     Lines,
-    Paired,
     Spelled,
     StackOf,
     Statistics,
     TableStyle,
-    join,
 )
 from tensorprobe.legacy.msprobe import logger
 from tensorprobe.model import Call, Summary
@@ -140,7 +138,7 @@ def _lay_out_statistics(paired: Paired, stack: StackOf | None) -> Columns:
     with numpy.errstate(all="ignore"):
         difference = numpy.where(ours == theirs, 0.0, ours - theirs)  # inf - inf is no number, and no difference
         relative = numpy.where(difference == 0, 0.0, numpy.abs(difference / theirs))
-    difference[~(paired.paired & ~paired.other_shape)] = numpy.nan
+    difference[~paired.paired | paired.unfit] = numpy.nan
     relative[numpy.isnan(difference) | numpy.isinf(relative)] = numpy.nan
     for at, (name, share) in enumerate(zip(_DIFFERENCES, _RELATIVE, strict=True)):
         columns[name] = [value if value == value else NOTHING for value in difference[:, at].tolist()]
@@ -170,10 +168,16 @@ def _numbers(lines: Lines, at: Array) -> Array:
 def _lay_out_digests(paired: Paired, stack: StackOf | None) -> Columns:
     ours, theirs = paired.both("", lambda lines: [held or "" for held in lines.digest]).values()
     result, messages = paired.accuracy({}), paired.messages()
-    for row in numpy.flatnonzero(paired.paired & ~paired.other_shape).tolist():
+    later = paired.npu.later_digests != paired.bench.later_digests
+    for row in numpy.flatnonzero(paired.paired & ~paired.unfit & ~paired.is_number).tolist():
         kinds = {digest.partition(":")[0] for digest in (ours[row], theirs[row])}
         if len(kinds) == 1 and "" not in kinds:
             result[row] = "pass" if ours[row] == theirs[row] else "Different"
+            if result[row] == "Different" and later and paired.same_statistics(row):
+                result[row] = NOTHING
+                messages[row] = join(
+                    "statistics agree; the published msprobe takes the digest after later writes", messages[row]
+                )
         else:
             messages[row] = join("no digests of one kind on both sides", messages[row])
     columns = {
@@ -201,6 +205,7 @@ TENSOR = TableStyle(
     spell=_spell,
     lay_out=_lay_out_tensors,
     files=".pt, .npy",
+    numbers=True,
 )
 STATISTICS = TableStyle(
     logger=logger,
@@ -216,6 +221,7 @@ STATISTICS = TableStyle(
     lay_out=_lay_out_statistics,
     bases=("values", "digest", "statistics"),
     files="",
+    numbers=True,
 )
 DIGEST = TableStyle(
     logger=logger,
@@ -231,6 +237,7 @@ DIGEST = TableStyle(
     lay_out=_lay_out_digests,
     bases=("values", "digest", "statistics", "none"),
     files="",
+    numbers=True,
 )
 
 

@@ -22,10 +22,11 @@ import numpy
 import torch
 
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.files import read_file
+from tensorprobe.files import read_settings
 from tensorprobe.legacy.layouts.dump_sink import DumpSink, dump_kernels
 from tensorprobe.legacy.layouts.targets import KernelTarget
 from tensorprobe.legacy.ptdbg import logger
+from tensorprobe.legacy.wrapped import RULES
 from tensorprobe.model import Call, Coverage
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.sink import Alone, Needs
@@ -33,7 +34,7 @@ from tensorprobe.ops.names import underscored
 from tensorprobe.record.run_sink import RunSink
 from tensorprobe.replay.arguments import Rebuilding, rebuild_call
 from tensorprobe.replay.functions import find_function
-from tensorprobe.replay.once import stays_on_host
+from tensorprobe.replay.once import stay_on_host
 from tensorprobe.taps import Probe
 from tensorprobe.taps.ranks import main_device
 
@@ -86,7 +87,7 @@ def read_dump_config(path: str | os.PathLike[str]) -> DumpConfig:
 
 def _read_fields(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_file(file).decode("utf-8-sig"))
+        content = json.loads(read_settings(file).decode("utf-8-sig"))
     except OSError as error:
         raise SettingsError(
             f"dump_config '{file}' cannot be read: {error.strerror}. It is a file such as\n  {_EXAMPLE}"
@@ -116,7 +117,7 @@ def load_gradients(paths: Sequence[str | os.PathLike[str]]) -> list[numpy.ndarra
     arrays = []
     for path in paths:
         try:
-            array = numpy.load(path, allow_pickle=False)
+            array = numpy.load(path, mmap_mode="c", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise SettingsError(f"set_backward_input: '{path}' is not a .npy file that can be read: {error}") from None
         if not isinstance(array, numpy.ndarray) or array.dtype.kind not in "fciub":
@@ -191,7 +192,7 @@ class AclDump:
             self.out,
             model=model,
             rank=rank,
-            sink=DumpSink(self.out, KernelTarget(str(self.out)), needs=Needs(alone=alone)),
+            sink=DumpSink(self.out, KernelTarget(str(self.out)), needs=Needs(alone=alone, rules=RULES)),
             level="aten",
             inside=(self._name,),
             sides=_MODES[self._config.dump_mode],
@@ -214,7 +215,7 @@ class AclDump:
             out,
             model=model,
             rank=rank,
-            sink=RunSink(out, needs=Needs(alone=alone)),
+            sink=RunSink(out, needs=Needs(alone=alone, rules=RULES)),
             names=(self._name,),
             mode="structure",
             stacks=False,
@@ -223,7 +224,7 @@ class AclDump:
 
     def _gradients(self) -> list[numpy.ndarray[Any, Any]] | None:
         self._gradients_used = bool(self._paths)
-        return load_gradients(self._paths) if self._paths else None
+        return [numpy.array(each) for each in load_gradients(self._paths)] if self._paths else None
 
     def _warn_of_gradients(self) -> None:
         """A backward on an NPU needs gradients; gradients that came late were not used."""
@@ -253,7 +254,8 @@ def dump_again(
     CannotReplay when it cannot be run alone; what the call itself raises is passed on.
     """
     function = find_function(call.op)
-    tensors = {name: held.to("cpu" if stays_on_host(call, name) else device) for name, held in inputs.items()}
+    on_host = stay_on_host(call)
+    tensors = {name: held.to("cpu" if name in on_host else device) for name, held in inputs.items()}
     args, kwargs = rebuild_call(call, Rebuilding(tensors, device, {}))
 
     def run() -> None:

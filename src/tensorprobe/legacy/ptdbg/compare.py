@@ -25,6 +25,7 @@ from tensorprobe.legacy.compared.comparing import (
     known_parameters,
     only_places,
 )
+from tensorprobe.legacy.compared.paired import Paired
 from tensorprobe.legacy.compared.tables import (
     BLIND_TO_SCALE,
     MESSAGE,
@@ -32,13 +33,12 @@ from tensorprobe.legacy.compared.tables import (
     STACK_COLUMN,
     Columns,
     Lines,
-    Paired,
     Spelled,
     StackOf,
     TableStyle,
 )
 from tensorprobe.legacy.layouts.ptdbg_lines import write_line_name
-from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgCall
+from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgCall, say_where
 from tensorprobe.legacy.ptdbg import logger, speak
 from tensorprobe.model import Call
 from tensorprobe.record import open_run
@@ -58,7 +58,8 @@ def compare(
 
     `input_param` has `npu_pkl_path`, `bench_pkl_path`, the folders with their .npy files, `npu_dump_data_dir` and
     `bench_dump_data_dir` (by default those beside the pkl), and `is_print_compare_log`. `output_path` must exist.
-    `shape_flag` changes nothing: tensors of different shapes are `Unmatched` always. `stack_mode` is for dumps of the mode
+    An API with another number of tensors, or another shape of one, is `Unmatched` as a whole, whatever `shape_flag` says.
+    `stack_mode` is for dumps of the mode
     api_stack, and adds the column with the stacks. `auto_analyze` logs the first node that fails and writes the advice.
     `fuzzy_match` pairs the calls of an API in their order, whatever their numbers.
     """
@@ -195,7 +196,7 @@ def read_parameters(given: Any) -> dict[str, Any]:
         if key in held and not held[key].is_dir():
             raise SettingsError(
                 f"{key} '{plain(held[key])}' is no folder. It is the one with the .npy files of the dump; "
-                "without the key, the folder beside the pkl is taken."
+                f"without the key, the folder beside the pkl is taken.{say_where(held[key])}"
             )
     return held
 
@@ -290,4 +291,5 @@ STYLE = TableStyle(
     logged=("Cosine", "MaxAbsErr"),
     spell=_spell,
     lay_out=_lay_out,
+    whole_calls=True,
 )

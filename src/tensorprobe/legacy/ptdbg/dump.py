@@ -18,13 +18,14 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.errors import SettingsError, UnknownSetting, did_you_mean
-from tensorprobe.legacy.layouts.dump_sink import OPTIMIZER_OPS, DumpSink
+from tensorprobe.legacy.layouts.dump_sink import DumpSink
 from tensorprobe.legacy.layouts.targets import PtdbgTarget
 from tensorprobe.legacy.ptdbg import acl, logger, speak
 from tensorprobe.legacy.ptdbg.overflow import Order as OverflowOrder
 from tensorprobe.legacy.ptdbg.overflow import OverflowCheck, read_count
-from tensorprobe.model.sink import CallRules, Needs
-from tensorprobe.ops.names import FAMILIES, CallName, canonical_call_name, canonical_op, parse_call_name, underscored
+from tensorprobe.legacy.wrapped import RULES
+from tensorprobe.model.sink import Needs
+from tensorprobe.ops.names import FAMILIES, ONE_FUNCTION, family_of, parse_call_name, underscored
 from tensorprobe.taps import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank_of
 
@@ -40,7 +41,6 @@ _SCOPES: dict[str, tuple[Callable[[int], bool], str]] = {
     "acl": (lambda count: count == 1, "exactly one name"),
 }
 _OPTIONS = ("overflow_nums", "dump_mode", "dump_config", "rank", "dump_step")
-_RULES = CallRules(only_given=True, inner=False, excluded=OPTIMIZER_OPS)
 _PREFIX = "api_stack_"
 
 
@@ -78,6 +78,7 @@ class Order:
 class _State:
     path: Path | None = None
     tag: str = "ptdbg_dump"
+    step: str = ""
     target: Target | None = None
     waiting: Order | None = None
     probe: Probe | acl.AclDump | None = None
@@ -106,6 +107,7 @@ def set_dump_path(fpath: str | os.PathLike[str] | None = None, dump_tag: str = "
     ):
         raise SettingsError(f"dump_tag is {dump_tag!r}; it becomes part of a folder's name and must be such a name.")
     _state.path, _state.tag = (path if path.suffix else path.with_suffix(".pkl")).absolute(), dump_tag
+    _state.step = ""
     if _state.target is not None:
         logger.info("set_dump_path: '%s' is used from the next register_hook on.", path)
 
@@ -148,9 +150,9 @@ def register_hook(model: torch.nn.Module, hook: Callable[..., Any], **options: A
         path = Path("anonymous.pkl").absolute()
         logger.warning(
             "register_hook before set_dump_path: the dump goes to '%s'. A set_dump_path after this has no effect on it.",
-            path.parent / f"{_state.tag}_v{VERSION}" / f"rank{rank}" / path.name,
+            path.parent / f"{_state.tag}_v{VERSION}" / _state.step / f"rank{rank}" / path.name,
         )
-    folder = path.parent / f"{_state.tag}_v{VERSION}" / f"rank{rank}"
+    folder = path.parent / f"{_state.tag}_v{VERSION}" / _state.step / f"rank{rank}"
     folder.mkdir(parents=True, exist_ok=True)
     dump_step = options.get("dump_step", 1)
     _state.target = Target(
@@ -159,6 +161,13 @@ def register_hook(model: torch.nn.Module, hook: Callable[..., Any], **options: A
     logger.info("register_hook: rank %d of '%s'. Begin with set_dump_switch(\"ON\").", rank, folder)
     if _state.waiting is not None:
         _begin(_state.target, _state.waiting)
+
+
+def register_step(step: str, pkl: Path, model: torch.nn.Module, hook: Callable[..., Any], **options: Any) -> None:
+    """`set_dump_path` and `register_hook` for one step, whose dump goes into the folder `step` above those of the ranks."""
+    set_dump_path(pkl)
+    _state.step = step
+    register_hook(model, hook, **options)
 
 
 def set_dump_switch(
@@ -179,7 +188,7 @@ def set_dump_switch(
         _state.waiting = None
         _end()
         return
-    order = _check(mode, scope, api_list, filter_switch, dump_mode)
+    order = read_order(mode, scope, api_list, filter_switch, dump_mode)
     if _state.target is None:
         logger.warning('set_dump_switch("ON") before register_hook: the dump begins when register_hook is called.')
         _state.waiting = order
@@ -216,7 +225,7 @@ def set_backward_input(backward_input: Sequence[str | os.PathLike[str]]) -> None
 def _register_overflow(model: torch.nn.Module, rank: int, most: int, config: acl.DumpConfig | None) -> None:
     """Begin the overflow check, unless it was switched off before. It needs no name of a file, only a folder."""
     home = Path.cwd() if _state.path is None else _state.path.parent
-    folder = home / f"{_state.tag}_v{VERSION}" / f"rank{rank}"
+    folder = home / f"{_state.tag}_v{VERSION}" / _state.step / f"rank{rank}"
     folder.mkdir(parents=True, exist_ok=True)
     check = OverflowCheck(OverflowOrder(model, folder, rank, most, config))
     _switch_overflow(check)
@@ -242,7 +251,8 @@ def _end_overflow() -> None:
         logger.info("The overflow check has ended; overflows: %d.", check.count)
 
 
-def _check(mode: Any, scope: Any, api_list: Any, filter_switch: Any, dump_mode: Any) -> Order:
+def read_order(mode: Any, scope: Any, api_list: Any, filter_switch: Any, dump_mode: Any) -> Order:
+    """Return the arguments of `set_dump_switch("ON", …)`, checked."""
     if mode not in MODES:
         raise SettingsError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}.{did_you_mean(str(mode), MODES)}")
     if filter_switch not in ("ON", "OFF"):
@@ -303,7 +313,7 @@ def _begin(target: Target, order: Order) -> None:
         pkl,
         model=target.model,
         rank=target.rank,
-        sink=DumpSink(pkl, wanted, needs=Needs(rules=_RULES)),
+        sink=DumpSink(pkl, wanted, needs=Needs(rules=RULES)),
         mode="structure" if stack_only else "tensor",
         stacks=wanted.stacks,
         names=order.names if order.mode == "list" else (),
@@ -326,7 +336,7 @@ def _end() -> None:
         else:
             calls, size_bytes = f"{coverage.recorded:,}", f"{coverage.bytes_written:,}"
             logger.info("Dumped %s calls, %s bytes, to '%s'.", calls, size_bytes, probe.out)
-        for note in [*coverage.notes, *coverage.limits]:
+        for note in [*coverage.notes, *coverage.blind_spots]:
             logger.warning("Not in the dump: %s", note)
         for reason, count in coverage.slots_skipped.items():
             logger.warning("Not in the dump: %d tensors: %s", count, reason)
@@ -343,13 +353,6 @@ _HOMES = {
     "VF": torch_names.recurrent_functions,
 }
 
-_BOUND_TO_METHODS = frozenset(
-    "__add__ __radd__ __sub__ __mul__ __rmul__ __truediv__ __div__ __mod__ __matmul__ __imatmul__ __neg__ __pos__ __abs__ "
-    "__ne__ __lt__ __le__ __gt__ __ge__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__ "
-    "__rand__ __ror__ __rxor__".split()
-)
-"""Operators for which torch runs a method, and shows no other name. All others (`__pow__`, `__eq__`) have their own."""
-
 
 def read_names(scope: Any, argument: str) -> tuple[str, ...]:
     """The names as capture gives them; SettingsError for what cannot be the name of a call."""
@@ -362,44 +365,27 @@ def read_names(scope: Any, argument: str) -> tuple[str, ...]:
 
 def _read(name: str, argument: str) -> str:
     parts = parse_call_name(name)
-    if not (parts.number and parts.direction) or canonical_call_name(name).partition(".")[0] not in FAMILIES:
+    if not (parts.number and parts.direction) or family_of(name) not in FAMILIES:
         raise SettingsError(
             f"{argument} has {name!r}, which is not the name of a call.\n"
             "  Such names are {prefix}_{api}_{number}_{forward or backward}, as a dump has them: Tensor_permute_1_forward. "
             f"Prefixes: {', '.join(FAMILIES)}."
         )
-    recorded = str(CallName(_recorded(parts.op), parts.number, parts.direction))
-    if _recorded(parts.op) != parts.op:
-        logger.warning(
-            "%s: %s is recorded as %s, which has one count for all its spellings: the call meant is %s.",
-            argument,
-            name,
-            _recorded(parts.op).replace(".", "_", 1),
-            underscored(recorded),
-        )
-    return recorded
+    family, _, api = parts.op.partition(".")
+    if family == "Torch" and api in ONE_FUNCTION:  # capture cannot tell which of the two the program wrote
+        parts = parts._replace(op=f"Functional.{api}")
+    return str(parts)
 
 
 def read_apis(api_list: Sequence[str]) -> tuple[str, ...]:
-    """Names of APIs as they are recorded: `Tensor_add` and `__add__` are `Tensor.add`."""
+    """Patterns for the names of APIs, with or without their prefix, in upper or lower case."""
     return tuple(map(_read_api, api_list))
 
 
 def _read_api(api: str) -> str:
     family, _, rest = api.partition("_")
-    if family in FAMILIES and rest:
-        return _recorded(f"{family}.{rest}")
-    return _recorded(f"Tensor.{api}") if api in _BOUND_TO_METHODS else api
-
-
-def _recorded(op: str) -> str:
-    """The name under which capture records the op: of names that mean the same, the one that torch shows it."""
-    canonical = canonical_op(op)
-    family, _, api = canonical.partition(".")
-    given, _, own = op.partition(".")
-    if own == api or given not in _HOMES or own in _BOUND_TO_METHODS or family != given:
-        return canonical
-    return op
+    name = f"{family}.{rest}" if family in FAMILIES and rest else f"*.{api}"
+    return "".join(f"[{char.lower()}{char.upper()}]" if char.isalpha() else char for char in name)
 
 
 def warn_of_unknown(names: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ import numpy
 import torch
 
 from tensorprobe.errors import SettingsError
+from tensorprobe.files import replace_file
 from tensorprobe.legacy.layouts.checker_writer import CallByCall
 from tensorprobe.legacy.layouts.dump_files import numbers_in
 from tensorprobe.legacy.layouts.ptdbg_lines import WITHOUT_STATISTICS, stack_line_name, write_line_name
@@ -240,15 +241,13 @@ def write_overflow(rank_folder: Path, count: int, call: StoredCall, frames: Sequ
     folder = _new_folder(rank_folder, count)
     stack = [[frame.file, str(frame.line), frame.function, frame.code] for frame in frames]
     lines: list[Any] = [[stack_line_name(call.name), stack]]
-    taken: set[str] = set()
+    taken: dict[str, int] = {}
     for name, dtype, shape, array in _arrays(call, everything):
         file = safe_file_name(name, "", taken)
         numpy.save(folder / f"{file}.npy", array, allow_pickle=False)
         lines.append([file, STEP, [], dtype, shape])
     pkl = folder.with_name(f"{folder.name}.pkl")
-    partial = folder.with_name(f".{folder.name}.partial")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    partial.replace(pkl)
+    replace_file(pkl, "".join(json.dumps(line) + "\n" for line in lines).encode())
     return pkl
 
 

@@ -129,6 +129,7 @@ class Findings(SecondSink):
             self._checker.first_error = self._checker.first_error or coverage.first_error
         if self.folder is not None:
             self._write("online.json", _json(self.result), "wb")
+            self._write_page()
 
     def found(
         self, case: Case, event: Event, step: int, order: int, rows: list[Judged], chained: Compared | None
@@ -168,6 +169,16 @@ class Findings(SecondSink):
             self._remember(f"{folder} could not be written: {type(error).__name__}: {error}")
             return ""
         return str(folder)
+
+    def _write_page(self) -> None:
+        """Write the page. A mistake in it must not reach the training."""
+        from tensorprobe.report.page.html import to_html
+        from tensorprobe.report.page.watches import online_page
+
+        try:
+            self._write("report.html", to_html(online_page(self.result)).encode(), "wb")
+        except Exception as error:
+            self._remember(f"the page could not be made: {type(error).__name__}: {error}")
 
     def _write(self, name: str, line: bytes, how: str) -> None:
         assert self.folder is not None

@@ -30,7 +30,7 @@ from tensorprobe.replay.script import Results, make_script, place_line
 from tensorprobe.taps.alone import private_graph, unseen
 from tensorprobe.watches.overflow.keeping import KeptCall
 from tensorprobe.watches.overflow.ledger import Finding
-from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, run_in_processes
+from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, pack, run_in_processes
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -69,11 +69,11 @@ def recorded_verdicts(run: Run, calls: Sequence[Recorded], most_bytes: int | Non
         found[death.number] = Judgement("unknown", f"its replay {death.how}{last}")
 
     most = most_bytes or default_replay_bytes()
-    start = msgspec.msgpack.encode(_Start(RunPlace.of(run), most))
+    start = pack(_Start(RunPlace.of(run), most))
     job = replay_job("tensorprobe.watches.overflow.replaying:serve_verdicts", start, most_bytes=most)
     failed = ""
     try:
-        run_in_processes(job, [msgspec.msgpack.encode(each) for each in calls], jobs=1, take=take, died=died)
+        run_in_processes(job, [pack(each) for each in calls], jobs=1, take=take, died=died)
     except StartFailed as error:
         failed = f"no process could be started to replay it: it {error}"
     return [found.get(number) or Judgement("unknown", failed) for number in range(len(calls))]
@@ -91,7 +91,7 @@ def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
             judged = _recorded_verdict(run, asked, given.most_bytes)
         except TensorprobeError as error:
             judged = Judgement("unknown", f"the call cannot be read: {str(error).splitlines()[0]}")
-        return Reply(msgspec.msgpack.encode(judged))
+        return Reply(pack(judged))
 
     yield answer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
-from tensorprobe.files import read_file
+from tensorprobe.files import read_file, replace_file
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, OverflowReport
 from tensorprobe.ops import is_collective
 from tensorprobe.report.forms import Answer
@@ -56,10 +55,7 @@ def ring_path(folder: Path, rank: int) -> Path:
 
 def write_report(folder: Path, rank: int, report: OverflowReport) -> None:
     """Write the report atomically."""
-    path = report_path(folder, rank)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(encode(report, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    replace_file(report_path(folder, rank), encode(report, indent=1).encode() + b"\n")
 
 
 def merge_findings(ranks: Iterable[Sequence[Finding]]) -> tuple[list[FirstNonfinite], list[Arrival]]:

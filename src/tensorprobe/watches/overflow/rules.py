@@ -11,8 +11,9 @@ The first rule that fits decides. A NaN or inf among the inputs is *bad* (from a
 4.  NaN        from finite inputs or intended infinities (0 · inf, inf - inf, a fully masked row)  → finding
 5.  given      every inf of the output was an argument: masked_fill, where, full, fill_, x[m] = -inf → intended
 6.  passed on  the inputs hold intended infinities, and the output has none elsewhere          → intended
-7.  doubtful   only -inf, in forward, from a logarithm, a cast, a sum or a product with a number: perhaps a mask.
-               It becomes a finding when rule 3 applies to it, and counts as intended otherwise.
+7.  doubtful   only -inf, in forward, from a logarithm, a cast, a sum or a product with a number: perhaps a mask,
+               unless the output is 0-d and no cast. It becomes a finding when rule 3 applies to it, and counts as
+               intended otherwise.
 8.  numbers    the call has no tensor argument, or a NaN among its numbers                     → arrival (data)
 9.             anything else                                                                   → finding
 An input from outside with -inf, without +inf and NaN, is a mask: intended. So is a single infinite number.
@@ -201,7 +202,9 @@ def _any_slot(tree: Any) -> bool:
 
 
 def may_be_mask(call: Seen) -> bool:
-    """Rule 7: return whether the call may be building a mask."""
+    """Rule 7: return whether the call may be building a mask. A 0-d result is none, but its cast may be the fill of one."""
+    if all(not facts.shape for facts in call.outputs) and not has(call.op, Trait.CASTS):
+        return False
     signs = frozenset[float]().union(*(facts.signs for facts in call.outputs))
     never = call.name.endswith("backward") or any(facts.never_mask for facts in call.outputs)
     return signs == {-math.inf} and has(call.op, Trait.MAKES_MASKS) and not never

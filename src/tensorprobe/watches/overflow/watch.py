@@ -13,21 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
+from tensorprobe.files import replace_file
 from tensorprobe.model import Coverage
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.model.sink import CallRules
 from tensorprobe.taps.probe import Probe
-from tensorprobe.taps.ranks import find_rank
+from tensorprobe.taps.ranks import find_rank, find_world_size
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.keeping import Describer, KeptCall
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.looker import OverflowLooker
 from tensorprobe.watches.overflow.registrar import Registrar
-from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, report_path, ring_path, write_report
+from tensorprobe.watches.overflow.result import (
+    SCHEMA_VERSION,
+    OverflowResult,
+    merge_watches,
+    report_path,
+    ring_path,
+    write_report,
+)
 from tensorprobe.watches.overflow.ring import RingFile
 from tensorprobe.watches.overflow.settings import OverflowSettings
 
 MOST_FINDINGS = 100
+_RANKS_IN_PAGE = 64
+"""Each rank reads the reports of all others when it stops; that is cheap for so many."""
 
 
 class OverflowWatch:
@@ -105,7 +115,24 @@ class OverflowWatch:
         """Stop watching, remove everything that was installed, and return the result."""
         if self._probe.running:
             self._probe.stop()
+            self._write_page()
         return self.result
+
+    def _write_page(self) -> None:
+        """Write the page of all ranks, in the last one to stop. Of many ranks `tensorprobe report` makes it.
+
+        A rank that is not the last would say of others that they never ended.
+        """
+        if self.out is None or find_world_size() > _RANKS_IN_PAGE:
+            return
+        from tensorprobe.report.page.html import to_html
+        from tensorprobe.report.page.watches import overflow_page
+
+        try:
+            if (merged := merge_watches(self.out)).closed:
+                replace_file(self.out / "report.html", to_html(overflow_page(merged)).encode())
+        except Exception as error:  # it must not reach the training
+            self._notes[f"the page could not be made: {type(error).__name__}: {error}"] += 1
 
     def step(self) -> None:
         """End a training step."""

@@ -1,0 +1,92 @@
+"""Who made and who reads each tensor: a graph of one step of one rank, inside each run by itself.
+
+A tensor is recognised by its content, so nothing of the other run is needed, and no bit has to be equal on both sides. In:
+the columns of a step. Out: rows. Rows of a call come in execution order, and so do all answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+from tensorprobe.model.measured import Measured
+
+Array = numpy.ndarray[Any, Any]
+
+
+class Graph:
+    """The graph of one step. It costs nothing until it is asked."""
+
+    def __init__(self, measured: Measured) -> None:
+        self._measured = measured
+
+    def holding(self, side: int, content: int) -> list[int]:
+        """Return the rows that hold this content in one run."""
+        if content < 0:
+            return []
+        order, held = self._sorted[side]
+        first, end = numpy.searchsorted(held, (content, content + 1))
+        found: list[int] = order[first:end].tolist()
+        return found
+
+    def maker(self, side: int, content: int, before: int) -> int | None:
+        """Return the last row in which a call before this one made the content."""
+        rows = self._measured.rows
+        made = [row for row in self.holding(side, content) if rows.made[row] and rows.call[row] < before]
+        return made[-1] if made else None
+
+    def number(self, content: Any) -> int:
+        """Return the number of a content of another step in this one; -1 where it does not occur."""
+        return self._numbers.get(content, -1)
+
+    def row(self, call: int, slot: str) -> int | None:
+        """Return the row of a slot of a call."""
+        return next((row for row in self._measured.rows_of(call) if self._measured.rows.slot[row] == slot), None)
+
+    def gradients_of(self, content: tuple[int, int], *, since: int = -1) -> list[int]:
+        """Return the rows of all recorded gradients of a tensor: one for each call after `since` that read it on both sides."""
+        calls, rows = self._measured.calls, self._measured.rows
+        readers = set(self.holding(0, content[0])) & set(self.holding(1, content[1]))
+        found = []
+        for reader in sorted(readers):
+            call = int(rows.call[reader])
+            if rows.made[reader] or call <= since or calls.direction[call] != "forward":
+                continue
+            slot = rows.slot[reader]
+            name = slot if slot.startswith("parameters.") else f"output{slot.removeprefix('input')}"
+            found += [row for each in self._backwards.get(call, ()) if (row := self.row(each, name)) is not None]
+        return found
+
+    def summands(self, row: int) -> list[int]:
+        """Return the gradients that autograd has added up to the gradient of a result, which this row of a backward call is."""
+        calls, rows = self._measured.calls, self._measured.rows
+        call = int(rows.call[row])
+        forward = calls.forward[call]
+        if forward < 0 or rows.made[row]:
+            return []
+        result = self.row(forward, f"output{rows.slot[row].removeprefix('input')}")
+        if result is None:
+            return []
+        parts = self.gradients_of((int(rows.content[0][result]), int(rows.content[1][result])), since=forward)
+        level = calls.level[call]
+        return [part for part in parts if rows.call[part] < call and calls.level[int(rows.call[part])] is level]
+
+    @cached_property
+    def _sorted(self) -> Sequence[tuple[Array, Array]]:
+        orders = [numpy.argsort(side, kind="stable") for side in self._measured.rows.content]
+        return [(order, side[order]) for order, side in zip(orders, self._measured.rows.content, strict=True)]
+
+    @cached_property
+    def _backwards(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for at, forward in enumerate(self._measured.calls.forward):
+            if forward >= 0:
+                found.setdefault(forward, []).append(at)
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[Any, int]:
+        return {content: number for number, content in enumerate(self._measured.contents)}

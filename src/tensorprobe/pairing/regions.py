@@ -1,0 +1,469 @@
+"""Find the places where two programs meet again, although they compute the part between with different calls.
+
+In: the calls of one step of both sides, and their alignment. Out: regions. A region is a group of calls without a partner:
+`matmul, softmax, matmul` in one run and `scaled_dot_product_attention` in the other, or a copy that only one run makes. It is
+measured as one call: its inputs are what paired calls made, or read too; its outputs are what paired calls read next.
+
+Content tells which call made what a call reads, inside each run by itself; no bit has to be equal on both sides. Which tensor
+of the one run is compared with which of the other follows from the paired calls alone: a wrong tensor is compared where it is
+read, and never moved to where it would fit. What a region writes in place, as optimizers do, is known by the paired tensors
+that it was computed from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import NamedTuple
+
+import msgspec
+
+from tensorprobe.model import Call, Slot
+from tensorprobe.model.call import forward_name
+from tensorprobe.model.reason import Skipped
+from tensorprobe.ops import Trait, has, short_name
+from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, is_made, read_slots, unlike_pairs
+from tensorprobe.record.lines import Damage
+from tensorprobe.record.run import Entry, Segment
+
+MOST_CALLS = 200_000
+"""Regions are looked for in steps with at most this many calls."""
+
+Border = tuple[int, str]
+"""A slot of a pair of calls: the position of the pair, and the name of the slot."""
+Node = tuple[int, int]
+"""A call: 0 for the baseline or 1 for the candidate, and its position."""
+
+
+class Region(NamedTuple):
+    """Calls without a partner that belong together. `pairs` has one entry for each direction that can be measured."""
+
+    name: str
+    members: tuple[list[int], list[int]]
+    """Positions of the calls on both sides."""
+    pairs: list[tuple[int, CallPair]]
+    """The calls that stand for the region, each with the position of the pair before which it is measured."""
+
+
+def meet_again(
+    segments: tuple[Segment, Segment],
+    entries: tuple[Sequence[Entry], Sequence[Entry]],
+    pairs: list[tuple[int, int]],
+    alone: tuple[list[int], list[int]],
+) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
+    """Return the pairs, the calls without a partner, and the regions of a step; all its calls are read for that.
+
+    Calls with one name and other shapes may be no pair: `div` in the attention of one run, and in the activation of the
+    other. They are none if both are in regions.
+    """
+    if not pairs or max(map(len, entries)) > MOST_CALLS:
+        return pairs, alone, []
+    held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
+    ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
+    lines = [entry.line for entry in entries[0]]
+    doubtful = unlike_pairs((ours, theirs), pairs)
+    left = [pair for pair in pairs if pair not in doubtful]
+    if doubtful and left:
+        free = tuple(sorted([*side, *(pair[at] for pair in doubtful)]) for at, side in enumerate(alone))
+        regions = find_regions((ours, theirs), left, (free[0], free[1]), lines)
+        inside = [{position for region in regions for position in region.members[at]} for at in (0, 1)]
+        if all(pair[0] in inside[0] and pair[1] in inside[1] for pair in doubtful):
+            return left, (free[0], free[1]), regions
+    return pairs, alone, find_regions((ours, theirs), pairs, alone, lines)
+
+
+def find_regions(
+    calls: tuple[Sequence[Call | None], Sequence[Call | None]],
+    pairs: Sequence[tuple[int, int]],
+    alone: tuple[Sequence[int], Sequence[int]],
+    lines: Sequence[int],
+) -> list[Region]:
+    """Return the regions among the calls without a partner; `lines` are those of the baseline's calls."""
+    return list(_Search(calls, pairs, alone, lines).regions())
+
+
+def with_regions(pairs: Iterable[CallPair | Skipped], regions: Sequence[Region]) -> Iterator[CallPair | Skipped]:
+    """Yield the pairs, with the calls that stand for regions among them."""
+    waiting = sorted((each for region in regions for each in region.pairs), key=lambda each: each[0])
+    number = at = 0
+    for number, pair in enumerate(pairs):
+        while at < len(waiting) and waiting[at][0] <= number:
+            yield waiting[at][1]
+            at += 1
+        yield pair
+    yield from (stand_in for _, stand_in in waiting[at:])
+
+
+class _Side:
+    """Who made and who reads each content in one run."""
+
+    def __init__(self, calls: Sequence[Call | None], partner: dict[int, int]) -> None:
+        self.calls, self.partner = calls, partner
+        self.positions: dict[str, int] = {}
+        self._makers: defaultdict[Hashable, list[int]] = defaultdict(list)
+        self._readers: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for position, call in enumerate(calls):
+            if call is None:
+                continue
+            if not call.repeat:
+                self.positions.setdefault(call.name, position)
+            for slot in call.slots:
+                if (content := content_of(slot)) is not None:
+                    (self._makers if is_made(call, slot) else self._readers)[content].append(position)
+
+    def maker(self, content: Hashable, before: int) -> int | None:
+        """Return the last call before this one that made the content."""
+        made = self._makers.get(content, ())
+        at = bisect_left(made, before)
+        return made[at - 1] if at else None
+
+    def border(self, content: Hashable, before: int, *, made: bool = False) -> Border | None:
+        """Return the pair of calls that made a content, or else, unless it must be `made`, the first one that reads it."""
+        position = self.maker(content, before)
+        if position is None and not made:
+            position = next((each for each in self._readers[content] if each in self.partner), None)
+        if position is None or position not in self.partner:
+            return None
+        call = self.calls[position]
+        assert call is not None
+        slot = next(slot for slot in call.slots if content_of(slot) == content)
+        return self.partner[position], slot.name
+
+
+class _Search:
+    def __init__(
+        self,
+        calls: tuple[Sequence[Call | None], Sequence[Call | None]],
+        pairs: Sequence[tuple[int, int]],
+        alone: tuple[Sequence[int], Sequence[int]],
+        lines: Sequence[int],
+    ) -> None:
+        self._pairs, self._lines = pairs, lines
+        partners: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for number, (ours, theirs) in enumerate(pairs):
+            partners[0][ours] = partners[1][theirs] = number
+        self._sides = [_Side(*side) for side in zip(calls, partners, strict=True)]
+        self._paired = [sorted(side) for side in partners]
+        self._alone: set[Node] = {
+            (at, position) for at, held in enumerate(alone) for position in held if self._sides[at].calls[position]
+        }
+        self._parent: dict[Node, Node] = {node: node for node in self._alone}
+        self._out: defaultdict[Node, list[Border]] = defaultdict(list)
+        """By the call without a partner that made it: where paired calls read it."""
+        self._numbers: Counter[str] = Counter()
+
+    def regions(self) -> Iterator[Region]:
+        self._join_within_runs()
+        self._join_where_read()
+        self._join_where_made()
+        self._join_neighbours()
+        groups: defaultdict[Node, list[Node]] = defaultdict(list)
+        for node in sorted(self._alone):
+            groups[self._root(node)].append(node)
+        for members in groups.values():
+            if (region := self._region(members)) is not None:
+                yield region
+
+    # Which calls belong together
+
+    def _root(self, node: Node) -> Node:
+        while self._parent[node] != node:
+            self._parent[node] = node = self._parent[self._parent[node]]
+        return node
+
+    def _join(self, one: Node, other: Node) -> None:
+        one, other = self._root(one), self._root(other)
+        self._parent[max(one, other)] = min(one, other)
+
+    def _call(self, node: Node) -> Call:
+        call = self._sides[node[0]].calls[node[1]]
+        assert call is not None
+        return call
+
+    def _maker(self, node: Node, slot: Slot) -> Node | None:
+        """Return the call without a partner that made what a call reads."""
+        content = content_of(slot)
+        made = None if content is None else self._sides[node[0]].maker(content, node[1])
+        return (node[0], made) if made is not None and (node[0], made) in self._alone else None
+
+    def _join_within_runs(self) -> None:
+        for node in self._alone:
+            call = self._call(node)
+            for slot in read_slots(call):
+                if (maker := self._maker(node, slot)) is not None:
+                    self._join(node, maker)
+            forward = self._sides[node[0]].positions.get(forward_name(call.name))
+            if forward is not None and (node[0], forward) in self._alone:
+                self._join(node, (node[0], forward))
+
+    def _join_where_read(self) -> None:
+        """Join calls of both runs that made what a pair of calls reads in the same slot."""
+        for number, pair in enumerate(self._pairs):
+            calls = [self._sides[at].calls[position] for at, position in enumerate(pair)]
+            if None in calls:
+                continue
+            found: defaultdict[str, list[Node]] = defaultdict(list)
+            for at, (position, call) in enumerate(zip(pair, calls, strict=True)):
+                assert call is not None
+                for slot in read_slots(call):
+                    if (maker := self._maker((at, position), slot)) is not None:
+                        found[slot.name].append(maker)
+            for name, makers in found.items():
+                for maker in makers:
+                    self._out[maker].append((number, name))
+                    self._join(makers[0], maker)
+
+    def _join_where_made(self) -> None:
+        """Join groups of one run with groups of the other that read the same tensors of paired calls."""
+        sides: defaultdict[Node, set[int]] = defaultdict(set)
+        for node in self._alone:
+            sides[self._root(node)].add(node[0])
+        readers: defaultdict[Border, tuple[list[Node], list[Node]]] = defaultdict(lambda: ([], []))
+        for node in self._alone:
+            if len(sides[self._root(node)]) == 1:
+                for slot in read_slots(self._call(node)):
+                    if (border := self._border(node, slot)) is not None:
+                        readers[border][node[0]].append(node)
+        for ours, theirs in readers.values():
+            if ours and theirs:
+                for node in (*ours, *theirs):
+                    self._join(ours[0], node)
+
+    def _join_neighbours(self) -> None:
+        """Join calls on constants alone, such as counters of steps, with the calls before and after them."""
+        for at, position in sorted(self._alone):
+            if all(content_of(slot) is None for slot in self._call((at, position)).slots):
+                for near in ((at, position - 1), (at, position + 1)):
+                    if near in self._alone:
+                        self._join((at, position), near)
+
+    def _border(self, node: Node, slot: Slot) -> Border | None:
+        content = content_of(slot)
+        return None if content is None else self._sides[node[0]].border(content, node[1])
+
+    def _made_at(self, node: Node, content: Hashable) -> Border | None:
+        return self._sides[node[0]].border(content, node[1], made=True)
+
+    # What a region reads and makes
+
+    def _region(self, members: list[Node]) -> Region | None:
+        forward = [node for node in members if self._call(node).direction == "forward"]
+        backward = [node for node in members if self._call(node).direction == "backward"]
+        module = _common_path([self._call(node).module for node in members])
+        op = f"Region.{module}" if module else "Region"
+        while any(f"{op}.{self._numbers[op]}.forward" in side.positions for side in self._sides):
+            self._numbers[op] += 1  # a file may hold any name
+        name = f"{op}.{self._numbers[op]}"
+        pairs: list[tuple[int, CallPair]] = []
+        inputs = self._inputs(forward)
+        ends = [_Ends(self, [node for node in forward if node[0] == at]).by_sources for at in (0, 1)]
+        results = self._results(forward) + self._written(*ends)
+        if results:
+            pairs.append(self._stand_in(f"{name}.forward", module, forward, inputs, results))
+        gradients = self._gradients(forward, backward, list(inputs))
+        if gradients:
+            pairs.append(self._stand_in(f"{name}.backward", module, backward, self._inputs(backward), gradients))
+        if not pairs and not all(_computes_nothing(self._call(node)) for node in members):
+            return None
+        compared = {content_of(slot) for result in results for slot in (result.baseline, result.candidate)}
+        if any(content_of(slot) not in compared for end in ends for slots in end.values() for slot in slots):
+            return None  # a side writes what cannot be compared
+        self._numbers[op] += 1
+        positions = tuple([node[1] for node in members if node[0] == at] for at in (0, 1))
+        return Region(name, (positions[0], positions[1]), pairs)
+
+    def _slots(self, border: Border) -> tuple[Slot, Slot] | None:
+        """Return what both sides hold at a border, if that can be compared."""
+        calls = [self._sides[at].calls[position] for at, position in enumerate(self._pairs[border[0]])]
+        found = [
+            next((slot for slot in call.slots if slot.name == border[1]), None) for call in calls if call is not None
+        ]
+        return comparable(*found) if len(found) == 2 else None
+
+    def _inputs(self, nodes: Sequence[Node]) -> dict[Border, tuple[Slot, Slot]]:
+        found: dict[Border, tuple[Slot, Slot]] = {}
+        parameters: defaultdict[str, dict[int, Slot]] = defaultdict(dict)
+        for node in nodes:
+            for slot in read_slots(self._call(node)):
+                if self._maker(node, slot) is not None:
+                    continue
+                border = self._border(node, slot)
+                if border is not None and border not in found and (slots := self._slots(border)) is not None:
+                    found[border] = slots
+                elif border is None and slot.role:
+                    parameters[slot.role].setdefault(node[0], slot)
+        for role, sides in parameters.items():  # no paired call reads it
+            if (slots := comparable(sides.get(0), sides.get(1))) is not None:
+                found[-1, role] = slots
+        return found
+
+    def _results(self, nodes: Sequence[Node]) -> list[_Result]:
+        """Return what paired calls read of what these calls made, each pair of tensors once."""
+        found: dict[Hashable, _Result] = {}
+        for border in sorted({border for node in nodes for border in self._out[node]}):
+            if (slots := self._slots(border)) is not None:
+                key = (content_of(slots[0]), content_of(slots[1]))
+                found.setdefault(key, _Result(border[0], *slots))
+        return list(found.values())
+
+    def _written(self, ours: dict[Hashable, list[Slot]], theirs: dict[Hashable, list[Slot]]) -> list[_Result]:
+        """Return what is left in tensors that both sides of the region write in place."""
+        return [
+            _Result(len(self._pairs), one, other)
+            for sources, left in ours.items()
+            if sources is not None and len(left) == len(right := theirs.get(sources, []))
+            for one, other in zip(left, right, strict=True)
+            if comparable(one, other)
+        ]
+
+    def _gradients(self, forward: Sequence[Node], backward: Sequence[Node], inputs: list[Border]) -> list[_Result]:
+        """Return what the backward of a region makes: gradients that paired calls read, and those of its inputs."""
+        results = self._results(backward)
+        known = {content_of(result.baseline) for result in results}
+        parts: defaultdict[Border, tuple[list[Slot], list[Slot]]] = defaultdict(lambda: ([], []))
+        backwards = {(node[0], forward_name(self._call(node).name)): node for node in backward}
+        for node in forward:
+            call = self._call(node)
+            own = backwards.get((node[0], call.name))
+            made = {} if own is None else {slot.name: slot for slot in self._call(own).slots}
+            for slot in read_slots(call):
+                name = slot.name if slot.side == "parameters" else f"output{slot.name.removeprefix('input')}"
+                border = None if self._maker(node, slot) is not None else self._border(node, slot)
+                if border is not None and name in made:
+                    parts[border][node[0]].append(made[name])
+        for border, (ours, theirs) in parts.items():
+            # Several gradients of one input are added up by autograd, which no call shows.
+            if len(ours) == len(theirs) == 1 and ours[0].shape == theirs[0].shape and border in inputs:
+                number = inputs.index(border)
+                at = next(
+                    (at for at, one in enumerate(results) if content_of(one.baseline) == content_of(ours[0])), None
+                )
+                if at is not None:
+                    results[at] = results[at]._replace(number=number)
+                elif content_of(ours[0]) not in known:
+                    results.append(_Result(len(self._pairs), ours[0], theirs[0], number))
+        return results
+
+    def _stand_in(
+        self,
+        name: str,
+        module: str,
+        nodes: Sequence[Node],
+        inputs: dict[Border, tuple[Slot, Slot]],
+        results: list[_Result],
+    ) -> tuple[int, CallPair]:
+        """Return two calls that stand for the region, and the position of the pair before which they are measured."""
+        before = min(result.before for result in results)
+        if before == len(self._pairs):
+            before = self._pairs_before(nodes)
+        taken = {result.number for result in results}
+        free = (number for number in range(len(inputs), len(inputs) + len(results)) if number not in taken)
+        slots: tuple[list[Slot], list[Slot]] = ([], [])
+        named = [(f"input.{number}", *pair) for number, pair in enumerate(inputs.values())]
+        named += [
+            (f"output.{next(free) if result.number is None else result.number}", result.baseline, result.candidate)
+            for result in results
+        ]
+        for slot_name, *pair in named:
+            for held, slot in zip(slots, pair, strict=True):
+                held.append(msgspec.structs.replace(slot, name=slot_name))
+        first: list[Call | None] = [
+            next((self._call(node) for node in sorted(nodes) if node[0] == at), None) for at in (0, 1)
+        ]
+        ours, theirs = (
+            Call(name=name, module=module, stack=None if call is None else call.stack, slots=tuple(held))
+            for call, held in zip(first, slots, strict=True)
+        )
+        positions = [position for at, position in nodes if at == 0]
+        near = self._pairs[min(before, len(self._pairs) - 1)][0]
+        return before, StandIn(self._lines[min(positions, default=near)], ours, theirs)
+
+    def _pairs_before(self, nodes: Iterable[Node]) -> int:
+        """Return how many pairs stand before the last of these calls."""
+        at, last = max(nodes)
+        return bisect_left(self._paired[at], last)
+
+
+class _Result(NamedTuple):
+    """What a region makes, on both sides, and the first pair of calls that reads it."""
+
+    before: int
+    baseline: Slot
+    candidate: Slot
+    number: int | None = None
+
+
+class _Ends:
+    """What one side of a region leaves in tensors that it writes in place."""
+
+    def __init__(self, search: _Search, nodes: Sequence[Node]) -> None:
+        self._search = search
+        self._sources: dict[Hashable, frozenset[Border]] = {}
+        self._begun: dict[Hashable, Hashable] = {}
+        """Written content → what is known of the tensor that it was written to."""
+        self._last: dict[Hashable, Slot] = {}
+        for node in nodes:
+            self._follow(node)
+
+    @cached_property
+    def by_sources(self) -> dict[Hashable, list[Slot]]:
+        """What is left, by the name of the tensor or by what it was computed from, in the order in which it was made.
+
+        What neither tells apart stands under None: it cannot be compared.
+        """
+        found: defaultdict[Hashable, list[Slot]] = defaultdict(list)
+        for content, slot in self._last.items():
+            sources, begun = self._sources[content], self._begun[content]
+            known: Hashable = slot.role or ((sources, begun, slot.shape, slot.dtype) if sources or begun else None)
+            found[known].append(slot)
+        return found
+
+    def _follow(self, node: Node) -> None:
+        call = self._search._call(node)
+        name = short_name(call.op)
+        lists = name.startswith(("_foreach_", "_fused_"))
+        writes = name.endswith("_") and not name.endswith("__")
+        read: defaultdict[str, set[Border]] = defaultdict(set)
+        before: dict[str, Slot] = {}
+        for slot in read_slots(call):
+            content = content_of(slot)
+            place = slot.name.rpartition(".")[2] if lists else ""
+            if content in self._sources:
+                read[place] |= self._sources[content]
+            elif content is not None and (border := self._search._made_at(node, content)) is not None:
+                read[place].add(border)
+            before[slot.name] = slot
+        for slot in call.slots:
+            content = content_of(slot)
+            if not is_made(call, slot) or content is None:
+                continue
+            place = slot.name.rpartition(".")[2] if lists else ""
+            self._sources[content] = frozenset(read[place])
+            suffix = slot.name.removeprefix("output")
+            old = before.get(f"input{suffix}") or (before.get(f"input.0{suffix}") if lists else None)
+            if not writes or old is None:
+                continue
+            was = content_of(old)
+            if was in self._last:
+                self._last.pop(was)
+                begun = self._begun[was]
+            elif was in self._sources:
+                continue  # a tensor of its own, which it fills
+            else:
+                begun = self._search._border(node, old)
+            self._begun[content] = begun
+            self._last[content] = slot
+
+
+def _computes_nothing(call: Call) -> bool:
+    """Return whether a call copies numbers, shows them otherwise, or makes a constant from nothing."""
+    return has(call.op, Trait.VIEW | Trait.COPIES | Trait.ALLOCATES | Trait.MAY_DO_NOTHING)
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """Return the innermost module that holds all of these."""
+    parts = [path.split(".") for path in paths]
+    return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))

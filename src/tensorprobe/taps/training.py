@@ -1,0 +1,215 @@
+"""What a call and its tensors are to the training: phase, micro-batch, and the role of each parameter, gradient and state.
+
+Nothing here keeps a tensor or an optimizer: modules are held weakly, and tensors are known by their ids. torch refuses to swap
+tensors that have weak references, and strong ones would keep memory alive. An id may be used again: whether the tensor is
+still the one that is meant is asked of its owner each time that it is met.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tensorprobe import torch_names
+from tensorprobe.arguments import Tensors
+from tensorprobe.model.interrupts import is_from_program
+from tensorprobe.taps.module_names import ModuleNames, inner_module
+
+if TYPE_CHECKING:
+    from tensorprobe.taps.session import Session, ThreadState
+
+OPTIMIZER = "optimizer"
+_PHASES = {
+    (True, True): "train",
+    (True, False): "train, no grad",
+    (False, True): "eval",
+    (False, False): "eval, no grad",
+}
+"""By `module.training` of the model, and whether gradients are on where it is called."""
+
+
+class _Owned(NamedTuple):
+    """A parameter, or its gradient, by the module that has it."""
+
+    module: weakref.ref[nn.Module]
+    key: str
+    name: str
+    is_gradient: bool = False
+
+    @property
+    def role(self) -> str:
+        """The role of the tensor."""
+        return f"{'gradient' if self.is_gradient else 'parameter'} {self.name}"
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is the one that is meant."""
+        return (self.gradient() if self.is_gradient else self.parameter()) is tensor
+
+    def parameter(self) -> torch.Tensor | None:
+        """Return the parameter, if the module still has one."""
+        module = self.module()
+        return None if module is None else module._parameters.get(self.key)
+
+    def gradient(self) -> torch.Tensor | None:
+        """Return its gradient. Of a tensor that is no leaf torch would warn: wrappers put such in place of parameters."""
+        held = self.parameter()
+        return held.grad if held is not None and held.is_leaf else None
+
+
+class _Kept(NamedTuple):
+    """A state of an optimizer, by the dictionary that has it."""
+
+    state: dict[str, Any]
+    key: str
+    role: str
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is the one that is meant."""
+        return self.state.get(self.key) is tensor
+
+
+class Training:
+    """Follows the calls of the model and the steps of optimizers, from `install` to `remove`."""
+
+    def __init__(self, session: Session, names: ModuleNames) -> None:
+        self._session = session
+        self._names = names
+        self.microbatch: int | None = None
+        """How many times the model was called since the last step of an optimizer, from 0."""
+        self._parameters: dict[int, _Owned] = {}
+        self._gradients: dict[int, _Owned] = {}
+        self._has_new_gradients = False
+        self._optimizer: Optimizer | None = None
+        """The optimizer that steps now."""
+        self._states: dict[int, _Owned | _Kept] = {}
+        self._states_of: tuple[int, int] | None = None
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Watch all optimizers."""
+        self.learn_model()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Watch them no more."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._end_step()
+
+    def enter(self, module: nn.Module, state: ThreadState) -> None:
+        """A module is called from no other one. Modules without parameters, such as a loss, do not tell the phase."""
+        inner: nn.Module | None = module
+        while inner is not None:
+            module, inner = inner, inner_module(inner)
+        is_root = module is self._names.root
+        if is_root:
+            self.microbatch = 0 if self.microbatch is None else self.microbatch + 1
+        if is_root or next(module.parameters(), None) is not None:
+            state.phase = _PHASES[module.training, torch.is_grad_enabled()]
+
+    def learn(self, module: nn.Module, path: str) -> None:
+        """Learn the parameters of a module that is called: wrappers exchange them for others."""
+        for key, value in module._parameters.items():
+            if value is not None:
+                known = self._parameters.get(id(value))
+                if known is None or not known.has(value):
+                    name = f"{path}.{key}" if path else key
+                    self._parameters[id(value)] = _Owned(weakref.ref(module), key, name)
+
+    def learn_model(self) -> None:
+        """Learn the parameters of all modules that have names, in the order in which torch names them."""
+        for module, path in self._names.items():
+            self.learn(module, path)
+
+    def backward_ended(self) -> None:
+        """Parameters have gradients that were not there before. In a step of an optimizer its closure is over, too."""
+        self._has_new_gradients, self._states_of = True, None
+        if self._optimizer is not None:
+            self._session.state.phase = OPTIMIZER
+
+    def mark(self, tensors: Tensors, slots: list[Any], *, outside: bool) -> None:
+        """Write the roles of tensors into their slots. `outside`: the call is made in no module."""
+        find = self._parameters.get
+        for (name, tensor), slot in zip(tensors, slots, strict=True):
+            known: _Owned | _Kept | None = find(id(tensor))
+            if outside and (known is None or not known.has(tensor)):
+                known = self._found_outside(id(tensor), look=name.startswith("input"))
+            if known is not None and known.has(tensor):
+                slot.role = known.role
+
+    def gradient_roles(self, inputs: Tensors) -> dict[str, str]:
+        """Return the roles of the gradients of these inputs, by slot, for those that are parameters."""
+        roles = {}
+        for slot, tensor in inputs:
+            known = self._parameters.get(id(tensor))
+            if known is not None and known.has(tensor):
+                place = slot if slot.startswith("parameters") else f"output{slot[5:]}"
+                roles[place] = known._replace(is_gradient=True).role
+        return roles
+
+    def _found_outside(self, key: int, *, look: bool) -> _Owned | _Kept | None:
+        """Find a tensor among gradients and states. `look`: what was not there at the last look may be there now."""
+        optimizer = self._optimizer
+        try:
+            if optimizer is None:
+                if self._has_new_gradients:
+                    self._has_new_gradients = False
+                    self._gradients = dict(self._roles_of_gradients())
+            elif look and key not in self._states:
+                # An optimizer fills in its states parameter after parameter: the last one tells whether there are more.
+                last = next(reversed(optimizer.state.values()), ())
+                if self._states_of != (now := (len(optimizer.state), len(last))):
+                    self._states_of = now
+                    self._states = dict(self._roles_of(optimizer))
+        except Exception as error:  # an optimizer that is built otherwise than those of torch
+            if is_from_program(error):
+                raise
+            self._session.notes[f"roles are not known: {type(error).__name__}: {error}"] += 1
+        return (self._gradients if optimizer is None else self._states).get(key)
+
+    def _roles_of_gradients(self) -> Iterator[tuple[int, _Owned]]:
+        for known in list(self._parameters.values()):
+            if (gradient := known.gradient()) is not None:
+                yield id(gradient), known._replace(is_gradient=True)
+
+    def _roles_of(self, optimizer: Optimizer) -> Iterator[tuple[int, _Owned | _Kept]]:
+        """Yield what an optimizer works on. A parameter of no module has a name if the optimizer was given it."""
+        for group in optimizer.param_groups:
+            names = group.get("param_names") or ()
+            for place, parameter in enumerate(group["params"]):
+                known = self._parameters.get(id(parameter))
+                if known is not None and known.has(parameter):
+                    name = known.name
+                    if (gradient := known.gradient()) is not None:
+                        yield id(gradient), known._replace(is_gradient=True)
+                elif place < len(names):
+                    name = str(names[place])
+                else:
+                    continue
+                state = optimizer.state.get(parameter)
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        yield id(value), _Kept(state, key, f"optimizer state {key} of {name}")
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._session.recording and not torch_names.is_compiling():
+            self._optimizer, self._states, self._states_of = optimizer, {}, None
+            self._session.state.phase = OPTIMIZER
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.microbatch = None
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._optimizer, self._states, self._gradients = None, {}, {}
+        self._has_new_gradients = False
+        if self._session.state.phase is OPTIMIZER:
+            self._session.state.phase = ""

@@ -1,0 +1,96 @@
+"""Calls that an older torch does not show to a function mode: collectives before 2.13, indexing before 2.2.
+
+While a step is recorded, the bodies of the collectives are replaced, and Tensor has subscript methods that take part in
+indexing only. Every function and every attribute stays the same object, whatever name it was imported by.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from tensorprobe import torch_names
+
+Show = Callable[[Any, Any, Any], Any]
+"""Has a function mode execute a call: function, arguments, keyword arguments."""
+
+
+class UnshownCalls:
+    """Sends such calls to `show`."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._patches: list[_Body | _Subscript] = []
+
+    def install(self) -> None:
+        """Begin. Nothing is installed where torch shows everything."""
+        if not self._patches:
+            self._patches += [_Body(function, name, self._show) for name, function in torch_names.hidden_collectives()]
+            self._patches += [_Subscript(name, self._show) for name in torch_names.HIDDEN_SUBSCRIPTS]
+
+    def remove(self) -> None:
+        """Restore what there was."""
+        while self._patches:
+            self._patches.pop().remove()
+
+
+class _Body:
+    """Another body for a Python function that has no closure."""
+
+    def __init__(self, function: FunctionType, name: str, show: Show) -> None:
+        self._function, self._show = function, show
+        body = FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
+        body.__kwdefaults__, body.__module__ = function.__kwdefaults__, torch.distributed.__name__
+        self._original = body
+        self._signature = function.__signature__ = inspect.signature(body)  # type: ignore[attr-defined]
+        function.__kwdefaults__ = {"tensorprobe_call": self._call}
+        function.__code__ = _new_body.__code__.replace(co_name=name)
+
+    def remove(self) -> None:
+        function, original = self._function, self._original
+        function.__code__ = original.__code__
+        function.__kwdefaults__ = original.__kwdefaults__
+        del function.__signature__  # type: ignore[attr-defined]
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        """Show a call as torch 2.13 does: by keyword are `src`, `dst` and what has a default."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return self._original(*args, **kwargs)  # it says what is wrong in its own words
+        bound.apply_defaults()
+        args, kwargs = (), {}
+        for name, value in bound.arguments.items():
+            if name in ("src", "dst") or self._signature.parameters[name].default is not inspect.Parameter.empty:
+                kwargs[name] = value
+            else:
+                args += (value,)
+        return self._show(self._original, args, kwargs)
+
+
+def _new_body(*args: Any, tensorprobe_call: Callable[..., Any], **kwargs: Any) -> Any:
+    return tensorprobe_call(args, kwargs)
+
+
+class _Subscript:
+    """A method of Tensor that is used by `x[i]` and `x[i] = y`. Who asks the class for it gets that of torch."""
+
+    def __init__(self, name: str, show: Show) -> None:
+        self._name, self._show = name, show
+        self._original = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, self)
+
+    def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
+        return self._original if tensor is None else functools.partial(self._call, tensor)
+
+    def _call(self, *args: Any) -> Any:
+        return self._show(self._original, args, {})
+
+    def remove(self) -> None:
+        if torch.Tensor.__dict__.get(self._name) is self:
+            delattr(torch.Tensor, self._name)

@@ -1,0 +1,248 @@
+"""Two programs that compute one model with different calls agree; an error in, at or behind what differs is named there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tensorprobe
+from tests.builders.runs import call, write
+
+WIDTH, HEADS, TOKENS = 32, 4, 50
+
+Step = Callable[..., Tensor]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return F.softmax(scores.masked_fill(future, float("-inf")), -1) @ v
+
+
+def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attend_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5
+    future = torch.full(scores.shape[-2:], -torch.inf).triu(1)
+    return torch.einsum("bhqk,bhkd->bhqd", torch.softmax(scores + future, -1), v)
+
+
+def attend_hot(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.01 / math.sqrt(q.shape[-1]))
+
+
+def attend_with_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q.contiguous(), k.clone(), v).contiguous().clone()
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def norm_by_hand(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def norm_with_large_eps(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return norm_by_hand(x, weight, bias, 1e-3)
+
+
+def gelu_by_hand(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def gelu_scaled(x: Tensor) -> Tensor:
+    return gelu_by_hand(x) * 1.001
+
+
+def relu_in_place(x: Tensor) -> Tensor:
+    return x.relu_()
+
+
+def residual(x: Tensor, more: Tensor) -> Tensor:
+    return x + more
+
+
+def residual_scaled(x: Tensor, more: Tensor) -> Tensor:
+    return x + more * 1.001
+
+
+def residual_dropped(x: Tensor, more: Tensor) -> Tensor:
+    return more
+
+
+class Block(nn.Module):
+    def __init__(self, steps: dict[str, Step]) -> None:
+        super().__init__()
+        self.steps = steps
+        self.weights = nn.ParameterList([*(1 + 0.1 * torch.randn(2, WIDTH))])
+        self.biases = nn.ParameterList([*(0.1 * torch.randn(2, WIDTH))])
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out, self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, (batch, length, _) = self.steps, x.shape
+        heads = self.qkv(steps["norm"](x, self.weights[0], self.biases[0])).view(batch, length, 3, HEADS, -1)
+        y = steps["attend"](*heads.permute(2, 0, 3, 1, 4).unbind(0))
+        x = steps["residual"](x, self.out(y.transpose(1, 2).reshape(batch, length, -1)))
+        return x + self.down(steps["act"](self.up(steps["norm"](x, self.weights[1], self.biases[1]))))
+
+
+DEFAULT: dict[str, Any] = {
+    "norm": norm,
+    "attend": attend,
+    "act": F.gelu,
+    "residual": residual,
+    "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+    "clip": None,
+}
+
+
+def adamw(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, **options)
+
+
+def train(out: Path, **choices: Any) -> Path:
+    chosen = DEFAULT | choices
+    torch.manual_seed(0)
+    blocks = Block(chosen), Block(chosen)
+    model = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS))
+    optimizer = chosen["optimizer"](model.parameters())
+    generator = torch.Generator().manual_seed(1)
+    with tensorprobe.capture(out, model=model, steps_by="optimizer"):
+        for _ in range(2):
+            tokens = torch.randint(TOKENS, (4, 16), generator=generator)
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
+            if chosen["clip"] is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=chosen["clip"])
+            optimizer.step()
+            optimizer.zero_grad()
+    return out
+
+
+HEALTHY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "attention": ({}, {"attend": attend_fused}),
+    "einsum": ({"attend": attend_fused}, {"attend": attend_einsum}),
+    "copies": ({}, {"attend": attend_with_copies}),
+    "norm": ({}, {"norm": norm_by_hand}),
+    "gelu": ({}, {"act": gelu_by_hand}),
+    "in place": ({"act": torch.relu}, {"act": relu_in_place}),
+    "all": ({}, {"attend": attend_fused, "norm": norm_by_hand, "act": gelu_by_hand, "optimizer": adamw(fused=True)}),
+    "clip": ({"clip": False}, {"clip": True}),
+}
+HEALTHY["all"][0]["optimizer"] = adamw(foreach=False)
+for _name, _options in (("foreach", {"foreach": True}), ("fused", {"fused": True})):
+    HEALTHY[f"AdamW {_name}"] = ({"optimizer": adamw(foreach=False)}, {"optimizer": adamw(**_options)})
+for _kind in (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adam):
+    HEALTHY[f"{_kind.__name__} foreach"] = (
+        {"optimizer": lambda parameters, kind=_kind: kind(parameters, lr=1e-3, foreach=False)},
+        {"optimizer": lambda parameters, kind=_kind: kind(parameters, lr=1e-3, foreach=True)},
+    )
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_different_calls_with_the_same_result_agree(name: str, tmp_path: Path) -> None:
+    runs = [train(tmp_path / side, **choices) for side, choices in zip("ab", HEALTHY[name], strict=True)]
+    result = tensorprobe.compare(*runs, prove="auto" if name == "all" else "off")
+    assert result.exit_code == 0, str(result)
+    comparison = result.summary
+    assert all("all explained" in result.render(form) for form in ("text", "md"))
+    assert comparison.regions
+    assert all(region.agrees for region in comparison.regions)
+    assert comparison.buckets.only_baseline == comparison.buckets.only_candidate == 0
+    assert comparison.buckets.in_regions == sum(region.calls for region in comparison.regions)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "inside attention": ({}, {"attend": attend_hot}, "scaled_dot_product_attention"),
+    "inside a norm": ({}, {"norm": norm_with_large_eps}, "layer_norm"),
+    "inside an activation": ({}, {"act": gelu_scaled}, "gelu"),
+    "a factor behind attention": ({}, {"attend": attend_fused, "residual": residual_scaled}, "mul"),
+    "a dropped sum": ({}, {"residual": residual_dropped}, "add"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_error_in_different_calls_is_named_there(name: str, tmp_path: Path) -> None:
+    ours, theirs, op = FAULTS[name]
+    result = tensorprobe.compare(train(tmp_path / "a", **ours), train(tmp_path / "b", **theirs), prove="off")
+    divergence = result.divergence
+    assert divergence is not None, str(result)
+    regions = [region for region in result.summary.regions if region.begins]
+    named = [name for region in regions[:1] for name in (*region.baseline, *region.candidate)]
+    assert any(op in each for each in named), str(result)
+    assert divergence.call in named or divergence.candidate_call in named
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=["foreach", "fused"])
+@pytest.mark.parametrize("fault", [{"betas": (0.91, 0.999)}, {"eps": 1e-4}, {"weight_decay": 0.5}], ids=str)
+def test_an_optimizer_of_another_kind_with_an_error_is_named(
+    options: dict[str, Any], fault: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = (
+        train(tmp_path / "a", optimizer=adamw(foreach=False)),
+        train(tmp_path / "b", optimizer=adamw(**options, **fault)),
+    )
+    result = tensorprobe.compare(*runs, prove="off")
+    assert result.exit_code == 1
+    assert result.divergence is not None
+    assert result.divergence.step == 0, str(result)
+    assert any("lerp_" in name for region in result.summary.regions if region.begins for name in region.baseline)
+
+
+def test_what_only_one_program_writes_is_not_explained(tmp_path: Path) -> None:
+    """A running mean of the weights, between two steps, that the other program does not keep."""
+
+    def averaging(parameters: Any) -> torch.optim.Optimizer:
+        held = list(parameters)
+        optimizer = torch.optim.SGD(held, lr=1e-2, foreach=True)
+        means = [parameter.detach().clone() for parameter in held]
+        optimizer.register_step_post_hook(
+            lambda *_: [mean.lerp_(parameter.detach(), 0.1) for mean, parameter in zip(means, held, strict=True)]
+        )
+        return optimizer
+
+    plain = train(tmp_path / "a", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, foreach=False))
+    result = tensorprobe.compare(plain, train(tmp_path / "b", optimizer=averaging), prove="off")
+    assert result.exit_code == 1
+    assert any("lerp_" in finding.call for finding in result.findings)
+
+
+def test_a_wrong_update_of_a_parameter_that_only_different_calls_read_is_found(tmp_path: Path) -> None:
+    """The weights of a norm that one program fuses and the other writes by hand: no pair of calls reads them."""
+
+    def uneven(parameters: Any) -> torch.optim.Optimizer:
+        held = list(parameters)
+        groups = [{"params": held[:1] + held[2:]}, {"params": held[1:2], "lr": 2e-2}]
+        return torch.optim.SGD(groups, lr=1e-2, foreach=True)
+
+    even = train(tmp_path / "a", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, foreach=False))
+    result = tensorprobe.compare(
+        even, train(tmp_path / "b", norm=norm_by_hand, optimizer=uneven), prove="off", steps=[0]
+    )
+    assert result.exit_code == 1, str(result)
+
+
+def test_a_file_may_hold_names_of_regions(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=4).astype(np.float32)
+    calls = [
+        call("Region.x.7.forward", inputs=[x], outputs=[x + 1]),
+        call("Region.0.forward", inputs=[x + 1], outputs=[x + 2]),
+        call("Torch.sin.0.forward", inputs=[x + 2], outputs=[x + 3]),
+    ]
+    more = call("Torch.neg.0.forward", inputs=[x + 2], outputs=[-x])
+    one, other = write(tmp_path / "a", calls), write(tmp_path / "b", [*calls, more])
+    assert tensorprobe.compare(one, one).exit_code == 0
+    summary = tensorprobe.compare(one, other, prove="off").summary
+    assert summary.buckets.paired == 3 and summary.exit_code == 1
