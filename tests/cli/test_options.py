@@ -14,6 +14,7 @@ from tests.cli.test_main import run_program
 COMMANDS = (
     "capture",
     "compare",
+    "find",
     "merge",
     "audit",
     "precheck",

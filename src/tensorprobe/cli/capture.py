@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import typer
 
@@ -62,9 +62,6 @@ def capture(
     and a step ends with optimizer.step(). The exit code is that of the command; 2 when the command succeeded but nothing was
     recorded, or calls could not be recorded.
     """
-    from tensorprobe.inject import environment
-    from tensorprobe.record.run_folder import attempts, check_writable, other_places, refuse_existing
-
     given: dict[str, Any] = {
         "level": level,
         "mode": mode,
@@ -85,6 +82,24 @@ def capture(
     _demand_dashes(command, sys.argv[1:])
     if begin not in ("start", "module"):
         raise SettingsError(f"--from is {begin!r}; expected 'start' or 'module'.")
+    code = run_captured(command, out, settings, begin=begin, overwrite=overwrite)
+    complete = _report(out, command, code, begin)
+    raise typer.Exit(code if code or complete else 2)
+
+
+def run_captured(
+    command: list[str],
+    out: Path,
+    settings: dict[str, Any],
+    *,
+    begin: str,
+    overwrite: bool,
+    log: IO[bytes] | None = None,
+) -> int:
+    """Run a command and record it; return its exit code. What it prints goes to `log`, if there is one."""
+    from tensorprobe.inject import environment
+    from tensorprobe.record.run_folder import attempts, check_writable, other_places, refuse_existing
+
     CaptureSettings.of(**settings)
     refuse_existing(out, 0, overwrite=overwrite)
     check_writable(out.absolute())
@@ -97,10 +112,7 @@ def capture(
         "started": time.time() - _TICK_S,
         "settings": settings,
     }
-    payload = json.dumps(orders)
-    code = _run(command, environment({_HOOK: payload}, os.environ))
-    complete = _report(out, command, code, begin)
-    raise typer.Exit(code if code or complete else 2)
+    return _run(command, environment({_HOOK: json.dumps(orders)}, os.environ), log)
 
 
 def _demand_dashes(command: list[str], given: list[str]) -> None:
@@ -115,10 +127,10 @@ def _demand_dashes(command: list[str], given: list[str]) -> None:
         )
 
 
-def _run(command: list[str], environment: dict[str, str]) -> int:
+def _run(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> int:
     """Return the exit code of the command; like a shell, 128 + the signal when a signal ended it."""
     try:
-        process = subprocess.Popen(command, env=environment)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     except OSError as error:
         raise CommandFailed(f"cannot start {command[0]!r}: {error.strerror}.") from None
     while True:
@@ -129,12 +141,22 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
             continue  # the command got it too; it decides when to end
 
 
+def recorded_in(out: Path) -> list[Path]:
+    """Return the runs that a command left there: one, and one for each time that its processes were started again."""
+    from tensorprobe.record.run_folder import attempts, put_training_first
+
+    places = [place for place in (out, *attempts(out)) if (place / "manifest.json").exists()]
+    for place in places:
+        put_training_first(place)
+    return places
+
+
 def _report(out: Path, command: list[str], code: int, begin: str) -> bool:
     """Print what was recorded to stderr (stdout belongs to the script); return whether no call failed to be recorded."""
     from tensorprobe.record.reader import open_run
-    from tensorprobe.record.run_folder import attempts, note_exit_code
+    from tensorprobe.record.run_folder import note_exit_code
 
-    places = [place for place in (out, *attempts(out)) if (place / "manifest.json").exists()]
+    places = recorded_in(out)
     if not places:
         failed = f"{command[0]!r} ended with exit code {code} and recorded nothing into {str(out)!r}.\n"
         if code:
@@ -176,10 +198,9 @@ def _report_run(place: Path) -> None:
     """Print the coverage of each rank of one run, and where it ends if it did not finish."""
     from tensorprobe.record.endings import describe_end
     from tensorprobe.record.reader import open_run
-    from tensorprobe.record.run_folder import other_places, put_training_first
+    from tensorprobe.record.run_folder import other_places
     from tensorprobe.report.inspect import render_coverage
 
-    put_training_first(place)
     run = open_run(place)
     lines = [render_coverage(part.coverage, closed=part.closed) for part in run.parts.values()]
     told = dict.fromkeys(line for each in lines for line in each[1:])  # what several ranks say is said once

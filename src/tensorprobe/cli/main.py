@@ -15,6 +15,7 @@ from tensorprobe.version import VERSION
 _COMMANDS = (
     "capture",
     "compare",
+    "find",
     "diff",
     "report",
     "view",

@@ -36,6 +36,7 @@ FORMS: dict[str, Form] = {
             "Audit": "tensorprobe.report.audit_text:render_audit",
             "OverflowReport": "tensorprobe.report.overflow_text:render_overflow",
             "OnlineResult": "tensorprobe.report.online_text:render_online",
+            "Search": "tensorprobe.report.find_text:render_search",
         },
     ),
     "json": Form(False, {_ANY: "tensorprobe.report.forms:render_json"}),
