@@ -423,3 +423,11 @@ def test_an_empty_side_has_no_pairs(empty: int) -> None:
 def test_self_check_tells_what_is_wrong(alignment: Alignment, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         alignment.self_check(2, 2)
+
+
+def test_a_module_of_another_class_is_known_by_its_path() -> None:
+    alignment = by_names(
+        ["Module.norm.RMSNorm.forward.0", "Module.head.Linear.forward.0", "Module.Net.forward.0"],
+        ["Module.norm.LlamaRMSNorm.forward.0", "Module.head.Linear.forward.0", "Module.LlamaNet.forward.0"],
+    )
+    assert alignment.pairs == [(0, 0), (1, 1), (2, 2)]

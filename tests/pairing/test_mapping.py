@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,54 @@ def test_what_the_map_names_in_vain_is_told() -> None:
     alignment = by_names(["Tensor.add.0.forward"], ["Tensor.add.0.forward"], Options(mapping=mapping))
     assert alignment.pairs == [(0, 0)]
     assert alignment.unused_map == ["Functional.silu = NPU.npu_silu", "Tensor.add.7 = Tensor.add.8"]
+
+
+def test_globs_and_regular_expressions_rename_what_they_match() -> None:
+    mapping = parse_mapping(
+        r"""
+        Module.h.*.attn      = Module.layers.*.self_attn
+        Module.h             = Module.layers
+        Module.**.out        = Module.wrapped.**.final
+        Module.stage\2.\1    = re:Module\.(\w+)_(\d+)(?:\.body)?
+        Tensor.add_?         = NPU.plus_?
+        """
+    )
+    renamed = {
+        "Module.layers.11.self_attn.q.Linear": "Module.h.11.attn.q.Linear",
+        "Module.layers.1.mlp.Linear": "Module.h.1.mlp.Linear",
+        "Module.wrapped.a.b.final.Linear": "Module.a.b.out.Linear",
+        "Module.conv_2.body.1.Conv2d": "Module.stage2.conv.1.Conv2d",
+        "NPU.plus_7": "Tensor.add_7",
+        "NPU.plus_77": "NPU.plus_77",
+        "Module.layers2.self_attn": "Module.layers2.self_attn",
+    }
+    assert {name: mapping.rename_op(name) for name in renamed} == renamed
+    assert mapping.rename_module("layers.3.self_attn") == "h.3.attn"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Module.a.* = Module.b", r"line 1: expected the same wildcards in both names, got \* and none"),
+        ("Module.a.* = Module.b.**", r"same wildcards in both names, got \* and \*\*"),
+        ("Modul.a.* = Module.b.*", r"'Modul.a.' is not the name of a call or an op. Did you mean 'Module'"),
+        (r"Module.\2 = re:Module\.(\w+)", r"has \\2, but .* has 1 groups"),
+        (r"re:Module\.(\w+) = Module.a", r"line 1: the regular expression is the candidate's name, on the right"),
+        (r"Module.a = re:Module\.(\w", r"is no pattern that can be read: a '\)' is missing"),
+        (r"Module.a = re:Module\.(?P<x>a)", r"supported as '\(\?:' only"),
+        (r"Module.a = re:Module\.a{2}", r"'{' at character 10 is not supported there"),
+        ("Module.a = re:" + "a" * 501, r"it has 501 characters; at most 500"),
+        ("Module.a.* = Module.b.*\nModule.c.* = Module.b.*", r"line 2: candidate name 'Module.b.\*' already has"),
+    ],
+)
+def test_what_is_wrong_with_a_pattern_is_said(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_mapping(text)
+
+
+def test_no_pattern_takes_more_than_linear_time() -> None:
+    mapping = parse_mapping("Module.x = re:Module.((a*)*|(a|a)*)*b\nModule.*a*a*a*a*a*a*a*b = Module.y*a*a*a*a*a*a*a*b")
+    started = time.process_time()
+    assert mapping.rule_for("Module." + "a" * 4000) is None
+    assert mapping.rule_for("Module.y" + "a" * 4000) is None
+    assert time.process_time() - started < 5

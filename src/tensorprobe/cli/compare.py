@@ -56,6 +56,11 @@ def compare(
     html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write the page: one file, for a browser."),
     as_json: bool = JSON,
     map_file: str | None = option(CompareSettings, "map", "--map", metavar="FILE"),
+    suggest_map: bool = typer.Option(
+        False,
+        "--suggest-map",
+        help="Print a map of the modules that have another name in the candidate, and compare nothing.",
+    ),
     strip_prefix: str | None = option(CompareSettings, "strip_prefix", metavar="PREFIX"),
     fuzzy: bool = option(CompareSettings, "fuzzy", "--fuzzy"),
     prove: str = option(CompareSettings, "prove"),
@@ -75,7 +80,11 @@ def compare(
     """
     from tensorprobe.engine import compare as compare_runs
     from tensorprobe.engine import compare_shard
+    from tensorprobe.engine import suggest_map as suggest_names
 
+    if suggest_map:
+        typer.echo(suggest_names(baseline, candidate, steps=steps, ranks=ranks), nl=False)
+        return
     folder = either(out, output, "--out")
     forms = read_forms([*form, *([f"html={html}"] if html is not None else [])], as_json, Comparison)
     tables = [each.name for each in forms if each.file is None and FORMS[each.name].is_file]

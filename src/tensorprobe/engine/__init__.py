@@ -10,11 +10,11 @@ from tensorprobe.lazy import lazy
 
 if TYPE_CHECKING:
     from tensorprobe.engine.call_diff import diff
-    from tensorprobe.engine.comparison import compare
+    from tensorprobe.engine.comparison import compare, suggest_map
     from tensorprobe.engine.result import Result, Rows
     from tensorprobe.engine.shards import ShardDone, compare_shard, merge_shards
 
-__all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "diff", "merge_shards"]
+__all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "diff", "merge_shards", "suggest_map"]
 
 __getattr__ = lazy(
     __name__,
@@ -26,5 +26,6 @@ __getattr__ = lazy(
         "compare_shard": "tensorprobe.engine.shards",
         "diff": "tensorprobe.engine.call_diff",
         "merge_shards": "tensorprobe.engine.shards",
+        "suggest_map": "tensorprobe.engine.comparison",
     },
 )

@@ -17,7 +17,7 @@ import msgspec
 from tensorprobe.engine.evidence import choose_evidence
 from tensorprobe.engine.gather import gather
 from tensorprobe.engine.output import REPLAY_FILES, Output, write_result, write_text
-from tensorprobe.engine.places import Place, Side, open_sides
+from tensorprobe.engine.places import Place, Side, open_sides, runs_of
 from tensorprobe.engine.plan import Plan, plan_tasks
 from tensorprobe.engine.proof import replay_divergence
 from tensorprobe.engine.rank_task import Progress, RankResult
@@ -109,6 +109,20 @@ def compare(
             parts = [Path(task.rows_file) for task in tasks if task.rows_file is not None]
             evidence = evidence_kept(summary, results)
             return write_result(summary, output, parts, evidence=evidence, table=table, workbook=workbook)
+
+
+def suggest_map(baseline: Place, candidate: Place, **settings: Any) -> str:
+    """Return the text of a map for `--map`, from the first step that both runs have."""
+    from tensorprobe.pairing.suggest import suggest_map as suggest
+
+    chosen = CompareSettings(**settings)
+    with open_sides(baseline, candidate, chosen) as sides:
+        task = plan_tasks(sides, chosen).tasks[0]
+        opened = {(side.address, side.data): side.opened for side in sides if side.opened is not None}
+        with runs_of(task, opened) as runs:
+            places = zip(runs, task.steps[0], (task.rank, task.candidate_rank), strict=True)
+            calls = [run.calls(step, rank, on_damage="skip") for run, step, rank in places]
+            return suggest(*([call.model for call in side] for side in calls))
 
 
 def evidence_kept(summary: Comparison, results: Sequence[RankResult]) -> list[CallEvidence]:

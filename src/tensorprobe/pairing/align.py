@@ -212,10 +212,15 @@ class _Work:
             lambda path: without_prefix(path, prefix),
             lambda path: mapping.rename_module(without_prefix(path, prefix)),
         )
-        self.sides: tuple[Columns, Columns] = (
-            read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix)),
-            read_columns(candidate, self._vocabulary, lambda op: mapping.rename_op(op_without_prefix(op, prefix))),
-        )
+        ours = read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix))
+        by_path = {op.rpartition(".")[0]: op for op in self._vocabulary.ops if op.startswith("Module.")}
+
+        def rename(op: str) -> str:
+            renamed = mapping.rename_op(op_without_prefix(op, prefix))
+            # Two programs may give the class of a module another name: its path says which one it is.
+            return renamed if renamed in self._vocabulary.ops else by_path.get(renamed.rpartition(".")[0], renamed)
+
+        self.sides: tuple[Columns, Columns] = ours, read_columns(candidate, self._vocabulary, rename)
         self._rules = [mapping.rule_for(op_without_prefix(canonical_op(op), prefix)) for op in self.sides[1].spellings]
         """The rule of the map for each spelling of an op in the candidate."""
         renamed = np.array([rule is not None for rule in self._rules], dtype=np.bool_)
@@ -457,7 +462,7 @@ class _Work:
         """
         side = self.sides[1]
         used = {self._rules[spelling] for spelling in np.unique(side.spelling[self.partners[1] >= 0]).tolist()}
-        if any(rule.startswith("Module.") for rule in mapping.ops):
+        if any("Module" in rule for rule in mapping.ops):
             prefix = self._options.strip_prefix
             theirs = {f"Module.{without_prefix(each.module, prefix)}" for each in self._details("candidate")}
             ours = {f"Module.{without_prefix(each.module, prefix)}" for each in self._details("baseline")}
