@@ -120,6 +120,48 @@ def test_a_second_execution_may_replace_the_result(tmp_path: Path) -> None:
     assert sink.names == ["Aten.mm.default.0.forward"]
 
 
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_any_sink_may_skip_calls_and_their_numbers_are_counted(level: str, tmp_path: Path) -> None:
+    class Skips(Names):
+        def skip(self, plan: Any, args: Any) -> bool:
+            return "cos" in plan.name or args[0].numel() == 3
+
+    sink = Skips()
+    with Probe(tmp_path / "nothing", sink=sink, level=level) as probe:
+        for size in (2, 3, 2):
+            torch.sin(torch.cos(torch.ones(size)))
+    assert [name for name in sink.calls if "cos" in name or ".sin" in name] == [
+        f"{'Torch.sin' if level == 'api' else 'Aten.sin.default'}.{number}.forward" for number in (0, 2)
+    ]
+    assert probe.coverage is not None and probe.coverage.filtered >= 4
+
+
+def test_a_sink_of_second_executions_may_skip_too(tmp_path: Path) -> None:
+    sink = Doubles()
+    sink.skip = lambda plan, args: plan.name == "Aten.mm.default" and not args[0].any()
+    with Probe(tmp_path / "nothing", sink=sink, level="aten"):
+        torch.zeros(2, 2) @ torch.eye(2)
+        torch.eye(2) @ torch.eye(2)
+    assert sink.names == ["Aten.mm.default.1.forward"]
+
+
+@pytest.mark.parametrize("needs", [Needs(look=True), Needs(second=True)])
+def test_a_tap_asks_what_a_sink_needs_and_not_what_it_is(needs: Needs, tmp_path: Path) -> None:
+    """A stranger's sink wraps another: it has the methods and is of no class of ours."""
+
+    class Wraps(Sink):
+        def __init__(self, inner: Any) -> None:
+            self.needs, self.inner = needs, inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    looks, doubles = Looks(), Doubles()
+    with Probe(tmp_path / "nothing", sink=Wraps(looks if needs.look else doubles), level="api" if needs.look else "aten"):
+        torch.eye(2) @ torch.eye(2)
+    assert [name for name in (*looks.seen, *doubles.names) if "mm" in name or "matmul" in name]
+
+
 def test_what_a_sink_raises_never_reaches_the_program(tmp_path: Path) -> None:
     class Broken(Names):
         def call(self, event: Event) -> None:

@@ -71,8 +71,9 @@ class Needs(msgspec.Struct, frozen=True):
 
     By default every call comes as an `Event`, and `take` sees its tensors before and after it.
 
-    - `look`: only a look at API calls. The sink is a `LookingSink`; only collectives and composite functions come as events.
-    - `second`: the sink may execute each ATen call a second time. It is a `SecondSink`.
+    - `look`: only a look at API calls. The sink has the methods of a `LookingSink`; only collectives and composite functions
+      come as events.
+    - `second`: the sink may execute each ATen call a second time. It has the methods of a `SecondSink`.
     - `alone`: one call to bracket, or to run once more.
     - `rules`: other names, numbers or choices than ours.
     - `self_test`: have the probe prove first that recording works in this process.
@@ -91,6 +92,9 @@ class Sink:
     """Receives the calls of one probe, in the order in which they end."""
 
     needs = Needs()
+    skip: Callable[[Any, Any], bool] | None = None
+    """Optional: given the tap's plan of an API or ATen call and its arguments by position, return whether the sink wants nothing
+    of it. The call is then numbered and counted as filtered. A sink that looks gets a glance at the result instead."""
     failure: str | None = None
     """Why the sink gave up, if it did. The probe reports it in a warning at the end."""
     ended_by = ""
@@ -146,12 +150,11 @@ class LookingSink(Sink):
     stop: Exception | None = None
     """Raised in the program once no call and no backward is running, and then cleared."""
 
-    def skip(self, plan: Any, args: Any) -> bool:
-        """Return whether a glance at the result is enough for this call, which is made outside of modules and without gradients."""
-        return False
-
     def glance(self, plan: Any, number: int, step: int, result: Any) -> bool:
-        """Look at the result of a skipped call. If this returns False, `glanced` and `after` follow."""
+        """Look at the result of a skipped call. If this returns False, `glanced` and `after` follow.
+
+        Only calls outside of modules and without gradients can be skipped.
+        """
         return False
 
     def glanced(self, call: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -46,7 +46,8 @@ class DispatchTap(torch_names.DispatchMode):
         self._collectives = collectives
         self._plans: dict[Any, AtenPlan] = {}
         sink = session.sink
-        self._second = sink if sink.needs.second and isinstance(sink, SecondSink) else None
+        self._second = cast(SecondSink, sink) if sink.needs.second else None
+        self._skip = sink.skip
         self.left_behind: Callable[[], None] = lambda: None
 
     @classmethod
@@ -68,9 +69,7 @@ class DispatchTap(torch_names.DispatchMode):
                 return _execute(func, args, kwargs)
         if self._second is not None:
             return self._run_asking(self._second, func, types, args, kwargs)
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = self._make_plan(func)
+        plan = self._plan_of(func)
         if plan.name is None:
             return _execute(func, args, kwargs)
         try:
@@ -80,7 +79,7 @@ class DispatchTap(torch_names.DispatchMode):
             raise
 
     def _run(self, name: str, plan: AtenPlan, func: Any, args: Any, kwargs: Any) -> Any:
-        opened = self._before(name, plan, args, kwargs)
+        opened = self._before(name, plan, func, args, kwargs)
         if opened is None:
             return _execute(func, args, kwargs)
         event, inputs = opened
@@ -104,21 +103,36 @@ class DispatchTap(torch_names.DispatchMode):
             self.left_behind()
         return result
 
-    def _make_plan(self, func: Any) -> AtenPlan:
-        try:
-            return plan_aten(func)
-        except Exception as error:
-            self._session.tool_failed(str(func), error)
-            return AtenPlan(None)
+    def _plan_of(self, func: Any) -> AtenPlan:
+        plan = self._plans.get(func)
+        if plan is None:
+            try:
+                plan = plan_aten(func)
+            except Exception as error:
+                self._session.tool_failed(str(func), error)
+                plan = AtenPlan(None)
+            self._plans[func] = plan
+        return plan
 
-    def _before(self, name: str, plan: AtenPlan, args: Any, kwargs: Any) -> tuple[Event, Tensors] | None:
+    def _skips(self, func: Any, args: Any) -> bool:
+        """Return whether the sink wants nothing of a call. The call is numbered all the same."""
+        if self._skip is None:
+            return False
+        plan = self._plan_of(func)
+        if plan.name is None or not self._skip(plan, args):
+            return False
+        self.count(plan.name)
+        self._session.filter_out()
+        return True
+
+    def _before(self, name: str, plan: AtenPlan, func: Any, args: Any, kwargs: Any) -> tuple[Event, Tensors] | None:
         session = self._session
         event = None
         guard = torch_names.no_overrides()
         try:
             session.state.busy = True
             with guard:
-                event = self.event(name)
+                event = None if self._skips(func, args) else self.event(name)
                 if event is None:
                     return None
                 inputs: Tensors = []
@@ -195,7 +209,7 @@ class DispatchTap(torch_names.DispatchMode):
         opened = None
         try:
             with torch_names.no_overrides(), torch_names.quiet():
-                opened = sink.begin(func, args, kwargs, self)
+                opened = None if self._skips(func, args) else sink.begin(func, args, kwargs, self)
         except TrainingStopped:
             raise
         except Exception as error:

@@ -169,6 +169,7 @@ class Describing:
         self._collectives = collectives
         self._record = record
         self._inner = session.sink.needs.rules.inner
+        self._skip = session.sink.skip if record and not session.sink.needs.look else None
         self._alone = alone
         self.run_visibly: RunVisibly = _run
 
@@ -239,6 +240,10 @@ class Describing:
         try:
             state.busy = True
             with guard:
+                if self._skip is not None and self._skip(plan, args):
+                    session.number(name, session.repetition())
+                    session.filter_out()
+                    return None
                 call = session.begin_call(name, Level.API) if self._record else session.enclosing_call(name)
                 if call is None:
                     return None

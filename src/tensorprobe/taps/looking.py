@@ -70,7 +70,7 @@ class Looking:
         recompute = None if state.recompute is None else session.repetition()
         modules = state.modules
         number = session.number(plan.name, recompute)
-        if not modules and self._skip(plan, args) and not _is_grad_enabled():
+        if not modules and self._skip is not None and self._skip(plan, args) and not _is_grad_enabled():
             # An optimizer makes a thousand small calls in a step: no object is made for one that is finite.
             result = func(*args) if kwargs is None else func(*args, **kwargs)
             try:

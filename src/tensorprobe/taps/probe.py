@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
@@ -225,8 +225,8 @@ class Probe:
         plans: Plans = {}
         describing = Describing(session, plans, self._collectives, record=level.has_api, alone=alone)
         handling: Handling = describing
-        if self._sink.needs.look and isinstance(self._sink, LookingSink):
-            handling = Looking(session, plans, self._sink, describing)
+        if self._sink.needs.look:
+            handling = Looking(session, plans, cast(LookingSink, self._sink), describing)
         function = FunctionTap(session, plans, handling) if level.sees_api else None
         self._modes = ModeStack(function, dispatch)
         self._modes.passed_compiled = session.pass_by_compiled
