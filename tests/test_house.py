@@ -402,6 +402,28 @@ def check_twins(house: Path) -> list[str]:
     return complaints
 
 
+def check_sentences(house: Path) -> list[str]:
+    """Find decisions that depend on the words of a sentence. A reason is a member of an enum, or a class of error."""
+    complaints = []
+    for file in python_files(house):
+        for node in ast.walk(file.tree) if file.room != "sim" else ():  # the simulator answers to torch's own messages
+            texts: list[ast.expr] = []
+            if isinstance(node, ast.Compare):
+                texts = [node.left, *node.comparators]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".startswith", ".endswith")):
+                texts = node.args
+            if any(map(_is_sentence, texts)):
+                complaints.append(f"{file.path}:{node.lineno}: compares a sentence")  # type: ignore[attr-defined]
+    return complaints
+
+
+def _is_sentence(node: ast.expr) -> bool:
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    texts = [part.value if isinstance(part, ast.Constant) else "{}" for part in parts]
+    text = "".join(map(str, texts)).strip()
+    return " " in text and text.upper() != text
+
+
 RULES: list[Callable[[Path], list[str]]] = [
     check_arrows,
     check_torch_free,
@@ -411,6 +433,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     check_docstrings,
     check_pickles,
     check_twins,
+    check_sentences,
 ]
 
 
@@ -573,6 +596,9 @@ PLANTED = [
     (check_pickles, "record/bad.py", "import torch\ntorch.load('x', weights_only=True)"),
     (check_pickles, "record/bad.py", "import numpy\nnumpy.load('x', allow_pickle=True)"),
     (check_pickles, "msprobe/bad.py", "import torch\ntorch.load('x')"),
+    (check_sentences, "judge/bad.py", "def f(note):\n    return 'was moved' in note"),
+    (check_sentences, "checks/bad.py", "def f(error, name):\n    return f'device {name} is' not in str(error)"),
+    (check_sentences, "legacy/bad.py", "def f(text):\n    return text.startswith('it must')"),
 ]
 
 

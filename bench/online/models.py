@@ -21,8 +21,8 @@ from bench import zoo
 from bench.online.faults import DEVICE, describe
 from tensorprobe import sim
 from tensorprobe.model.online import OnlineResult
+from tensorprobe.model.reason import NotCompared
 from tensorprobe.sim.faults import Fault
-from tensorprobe.watches.online.lifting import MEMORY, QUESTION, RANDOM, STORAGE, VIEW
 
 STEPS = 2
 """Momentum is first used in the second."""
@@ -147,6 +147,9 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
+_COMPUTE_NOTHING = (NotCompared.MEMORY, NotCompared.STORAGE, NotCompared.NO_TENSOR)
+
+
 def shares(result: OnlineResult) -> dict[str, Any]:
     """The share that is compared, of the calls that are neither views nor random, and of those that compute.
 
@@ -157,9 +160,9 @@ def shares(result: OnlineResult) -> dict[str, Any]:
     computing = 0
     for reason, ops in result.skipped.items():
         for op, count in ops.items():
-            if reason not in (VIEW, RANDOM) and not is_view(op):
+            if reason not in (NotCompared.VIEW, NotCompared.RANDOM) and not is_view(op):
                 rest[f"{op.removeprefix('Aten.')}: {reason}"] = count
-                computing += count if reason not in (MEMORY, STORAGE, QUESTION) else 0
+                computing += count if reason not in _COMPUTE_NOTHING else 0
     return {
         "share": result.compared / max(result.compared + sum(rest.values()) + result.broken, 1),
         "share_of_computing": result.compared / max(result.compared + computing + result.broken, 1),

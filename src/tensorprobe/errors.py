@@ -2,7 +2,8 @@
 
     TensorprobeError
     ├── SettingsError            a setting, flag or argument is wrong
-    │   └── UnknownSetting       a key nobody knows, with the nearest known one
+    │   ├── UnknownSetting       a key nobody knows, with the nearest known one
+    │   └── DeviceUnavailable    torch cannot use the device here
     ├── RunError                 something about a run on disk
     │   ├── RunNotFound          no run in that folder
     │   ├── RunExists            capture into a folder that already holds one
@@ -41,6 +42,10 @@ class SettingsError(TensorprobeError, ValueError):
 
 class UnknownSetting(SettingsError, TypeError):
     """A setting that does not exist. Also a TypeError, as for any function that gets a keyword it does not take."""
+
+
+class DeviceUnavailable(SettingsError):
+    """torch cannot use the device in this process, or in one that it starts."""
 
 
 class RunError(TensorprobeError):

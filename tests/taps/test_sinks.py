@@ -157,7 +157,9 @@ def test_a_tap_asks_what_a_sink_needs_and_not_what_it_is(needs: Needs, tmp_path:
             return getattr(self.inner, name)
 
     looks, doubles = Looks(), Doubles()
-    with Probe(tmp_path / "nothing", sink=Wraps(looks if needs.look else doubles), level="api" if needs.look else "aten"):
+    with Probe(
+        tmp_path / "nothing", sink=Wraps(looks if needs.look else doubles), level="api" if needs.look else "aten"
+    ):
         torch.eye(2) @ torch.eye(2)
     assert [name for name in (*looks.seen, *doubles.names) if "mm" in name or "matmul" in name]
 

@@ -19,9 +19,10 @@ import msgspec
 import torch
 
 from tensorprobe.checks.plan import Answer, Finished, Start, Task
-from tensorprobe.errors import SettingsError, TensorprobeError, did_you_mean
+from tensorprobe.errors import DeviceUnavailable, SettingsError, TensorprobeError, did_you_mean
 from tensorprobe.judge.standards import STANDARDS
 from tensorprobe.model.precheck import CallCheck, Checked, Passed
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import is_collective
 from tensorprobe.record.run import Run
 from tensorprobe.record.stored import StoredCall
@@ -63,7 +64,7 @@ class CheckSettings:
         try:
             torch.empty(1, device=self.device)
         except (RuntimeError, AssertionError, ImportError) as error:
-            raise SettingsError(_why_no_device(self.device, str(error).splitlines()[0])) from None
+            raise DeviceUnavailable(_why_no_device(self.device, str(error).splitlines()[0])) from None
 
     def conditions(self, variant: str = "") -> Conditions:
         """What `Runs` needs to know of them."""
@@ -219,7 +220,7 @@ class Checker:
         except MemoryError:
             return _skipped(task, "reading its record needs more memory than a replay may have (max_replay_bytes)")
         if call.model.args is None and call.model.kwargs is None:
-            return _skipped(task, "its arguments were not recorded, only its tensors")
+            return _skipped(task, NotReplayed.NO_ARGUMENTS)
         if reason := outsized(call.model, self._start.max_replay_bytes):
             return _skipped(task, reason)
         elements = sum(slot.count for slot in call.model.slots)

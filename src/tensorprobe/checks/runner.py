@@ -23,7 +23,8 @@ from tensorprobe.checks.output import Header, Output
 from tensorprobe.checks.plan import Answer, Finished, Plan, Start, Task, plan_checks
 from tensorprobe.checks.result import AuditResult, PrecheckResult, conclude
 from tensorprobe.checks.settings import Asked, AuditSettings, Data, PrecheckSettings
-from tensorprobe.errors import SettingsError
+from tensorprobe.errors import DeviceUnavailable, SettingsError
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.record import Run, open_run
 from tensorprobe.replay.isolation import TIME_LIMIT_S, RunPlace, default_replay_bytes, replay_job
 from tensorprobe.replay.references import registered, search_path
@@ -175,11 +176,11 @@ def check_run(
             outcomes = _known(plan, output.finished)
         try:
             _check_rest(opened, plan, asked, outcomes, output, progress)
-        except SettingsError as error:
-            if not by_default or f"device {asked.device!r}" not in str(error):
+        except DeviceUnavailable as error:
+            if not by_default:
                 raise
             hint = "The run was recorded on it. To check another device, name it: device='cpu' (--device cpu)."
-            raise SettingsError(f"{error}\n  {hint}") from None
+            raise DeviceUnavailable(f"{error}\n  {hint}") from None
         said = None if out is None else os.fspath(out)
         elapsed_s = time.monotonic() - started
         result = conclude(plan, outcomes, asked, run=str(opened.path), output=said, elapsed_s=elapsed_s)
@@ -237,7 +238,7 @@ def _check_rest(
     except _OutOfTime:
         for number, task in rest:
             if number not in outcomes:
-                outcomes[number] = Finished(check=task.without_figures("skip", "not reached in the time allowed"))
+                outcomes[number] = Finished(check=task.without_figures("skip", NotReplayed.NO_TIME))
 
 
 def _check_here(
@@ -281,12 +282,12 @@ def _check_in_processes(
     try:
         run_in_processes(job, parcels, jobs=asked.jobs, take=take, died=died, begin=begin)
     except StartFailed as failed:
-        raise SettingsError(f"no process could begin on device {asked.device!r}: it {failed}") from None
-    except SettingsError as error:
-        if f"device {asked.device!r}" not in str(error) or not _is_known_here(asked.device):
+        raise DeviceUnavailable(f"no process could begin on device {asked.device!r}: it {failed}") from None
+    except DeviceUnavailable as error:
+        if not _is_known_here(asked.device):
             raise
         hint = "Calls run in processes of their own. If only this process knows the device, run them here: jobs=0 (--jobs 0)."
-        raise SettingsError(f"{error}\n  {hint}") from None
+        raise DeviceUnavailable(f"{error}\n  {hint}") from None
 
 
 def _is_known_here(device: str) -> bool:

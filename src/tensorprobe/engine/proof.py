@@ -24,6 +24,7 @@ from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import STATUSES, Divergence, Proof, Proving
 from tensorprobe.model.measured import STATISTICS, VALUES, Measured, Opinions
 from tensorprobe.model.precheck import Checked
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import is_collective
 from tensorprobe.record import Run
 from tensorprobe.replay.isolation import (
@@ -44,7 +45,6 @@ AUTO_REPLAY_BYTES = 4 << 30
 _FIRST = 16
 """How many calls that are inferred to introduce an error come first."""
 _MOST_JOBS = 4
-_BEYOND = "beyond the budget"
 _INTRODUCED = STATUSES.index("introduced")
 _TARGET, _SCRIPTS = "tensorprobe.replay.proof:serve_proofs", "tensorprobe.replay.proof:serve_scripts"
 
@@ -82,15 +82,13 @@ class Prover:
     def prove(self, measured: Measured, opinions: Opinions, finders: Sequence[CallFinder]) -> dict[int, Proof]:
         """Return what is proved of the calls of a step, by their position."""
         end = min((each.call for each in opinions.entering), default=len(measured.calls.name))
-        self.unproved = (
-            dict.fromkeys(_differing(measured, STATISTICS), "only statistics were recorded") if self._on else {}
-        )
+        self.unproved = dict.fromkeys(_differing(measured, STATISTICS), NotReplayed.ONLY_STATISTICS) if self._on else {}
         if not self._on or not (wanted := {call for call in _differing(measured) if call <= end}):
             return {}
         reasons: dict[int, str] = {}
         proofs: dict[int, Proof] = {}
         if importlib.util.find_spec("torch") is None:
-            reasons = dict.fromkeys(wanted, "torch is not installed")
+            reasons = dict.fromkeys(wanted, NotReplayed.NO_TORCH)
         else:
             units = list(self._units(measured, opinions, finders, wanted, reasons))
             proofs = self._run(units, reasons)
@@ -104,7 +102,7 @@ class Prover:
         for at, reason in reasons.items():
             if at > first:
                 continue
-            if reason == _BEYOND:
+            if reason is NotReplayed.OVER_BUDGET:
                 self.told.unreached += 1
             else:
                 self.told.unprovable[reason] = self.told.unprovable.get(reason, 0) + 1
@@ -143,7 +141,7 @@ class Prover:
                 continue
             size = sum(size for _, size in found)
             if self._calls < 1 or self._bytes < size:
-                reasons[positions[at]] = _BEYOND
+                reasons[positions[at]] = NotReplayed.OVER_BUDGET
                 continue
             self._calls -= 1
             self._bytes -= size
@@ -225,14 +223,14 @@ def _task(finder: CallFinder, name: str, backward: str | None, repeat: int, most
     """Return where a call stands, and the bytes of its tensors; _NotProvable where that is known without a replay."""
     entry, found = finder.entry(name, repeat), finder.find(name, repeat)
     if entry is None or found is None:
-        raise _NotProvable("its line in the run was not found" if entry is None else "its line in the run is damaged")
+        raise _NotProvable(NotReplayed.LINE_MISSING if entry is None else NotReplayed.LINE_DAMAGED)
     call = found.model
     if call.args is None and call.kwargs is None:
-        raise _NotProvable("its arguments were not recorded, only its tensors")
+        raise _NotProvable(NotReplayed.NO_ARGUMENTS)
     if is_collective(name):
-        raise _NotProvable("it is a collective")
+        raise _NotProvable(NotReplayed.COLLECTIVE)
     if not all(slot.has_data or slot.skipped is not None for slot in call.slots):
-        raise _NotProvable("not all of its values were recorded")
+        raise _NotProvable(NotReplayed.NO_VALUES)
     if reason := too_large(call, most_bytes):
         raise _NotProvable(reason)
     size = sum(slot.count * DTYPES[slot.dtype].itemsize for slot in call.slots if slot.dtype in DTYPES)

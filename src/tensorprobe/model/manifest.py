@@ -53,6 +53,8 @@ class Coverage(msgspec.Struct, frozen=True):
     notes: list[str] = []
     first_error: str | None = None
     limits: list[str] = []
+    moved_to: str | msgspec.UnsetType = msgspec.UNSET
+    """Where the folder of the run is, if it was moved while it was written."""
 
 
 class RankPart(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal
 
 import msgspec
@@ -72,6 +73,20 @@ class FirstNonfinite(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
+class Arrived(str, Enum):
+    """What held a NaN or inf that no watched call made."""
+
+    INPUT = "input"
+    NUMBER = "number"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    GRADIENT = "gradient"
+    MEMORY = "uninitialised memory"
+    OTHER_RANK = "from another rank"
+
+    __str__ = str.__str__
+
+
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A NaN or inf that no watched call made: in the data, in a parameter, in uninitialised memory."""
 
@@ -91,6 +106,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     frames: list[Frame]
     spread: list[str]
     spread_count: int
+
+    @property
+    def kind(self) -> Arrived:
+        """What it is, without the name that may follow in `what`."""
+        return next((kind for kind in Arrived if self.what.startswith(kind.value)), Arrived.INPUT)
 
 
 class NearLimit(msgspec.Struct, frozen=True, kw_only=True):

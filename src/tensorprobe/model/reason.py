@@ -63,3 +63,36 @@ class Skipped(str, Enum):
     def is_damage(self) -> bool:
         """Whether a damaged line of a run is the cause."""
         return self in (Skipped.DAMAGED_LINE, Skipped.PARTNER_DAMAGED)
+
+
+class NotCompared(str, Enum):
+    """Why the online compare does not run an op twice. Texts that name a library, a layout or an error are no member."""
+
+    VIEW = "view"
+    RANDOM = "random"
+    MEMORY = "uninitialised memory"
+    COLLECTIVE = "collective: needs the other processes"
+    NO_TENSOR = "returns no tensor"
+    STORAGE = "changes storage, not numbers"
+    HIGHER_ORDER = "higher-order op: the ops it calls are compared instead"
+
+    __str__ = str.__str__
+
+
+class NotReplayed(str, Enum):
+    """Why a call is not run again by precheck, audit or a proof. Texts that name a slot, a device or an error are no member."""
+
+    NO_ARGUMENTS = "its arguments were not recorded, only its tensors"
+    NO_VALUES = "not all of its values were recorded"
+    NO_OUTPUTS = "its outputs were not recorded"
+    ONLY_STATISTICS = "only statistics were recorded"
+    LINE_MISSING = "its line in the run was not found"
+    LINE_DAMAGED = "its line in the run is damaged"
+    COLLECTIVE = "it is a collective"
+    NO_TENSOR = "it returns no tensor"
+    RAISES = "it raises on the CPU too"
+    NO_TIME = "not reached in the time allowed"
+    OVER_BUDGET = "beyond the budget"
+    NO_TORCH = "torch is not installed"
+
+    __str__ = str.__str__

@@ -39,7 +39,7 @@ class RunPlace:
     """The folder of a run, held open, so that it is found again when somebody moves it while it is written."""
 
     def __init__(self, run: Path) -> None:
-        self._run = run
+        self.first = run
         self._fd = -1
         with contextlib.suppress(OSError):
             self._fd = os.open(run, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
@@ -47,16 +47,18 @@ class RunPlace:
         self.path = held if self._fd != -1 and held.exists() else run
         """A path that leads to it, wherever it is. Where the system has no such paths, the one it had at first."""
 
-    def fate(self) -> str | None:
-        """What happened to it: None when it is where it was."""
+    def is_deleted(self) -> bool:
+        """Return whether somebody has deleted it."""
+        return self._fd != -1 and os.fstat(self._fd).st_nlink == 0
+
+    def moved_to(self) -> str | msgspec.UnsetType:
+        """Return where it is, if it was moved."""
         if self._fd == -1:
-            return None
-        if os.fstat(self._fd).st_nlink == 0:
-            return f"the folder {str(self._run)!r} was deleted during the run"
+            return msgspec.UNSET
         with contextlib.suppress(OSError):
-            if self._run.samefile(self.path):
-                return None
-        return f"the folder {str(self._run)!r} was moved during the run, and is now {os.fspath(self.path.resolve())!r}"
+            if self.first.samefile(self.path):
+                return msgspec.UNSET
+        return os.fspath(self.path.resolve())
 
     def close(self) -> None:
         """Let go of it."""
@@ -159,12 +161,13 @@ class StepFiles:
             notes.append(
                 f"max_bytes reached after {self.tensors.total_bytes:,} bytes: later tensors have summaries only"
             )
-        fate = self._place.fate()
-        if fate is not None and "moved" in fate:
-            notes.append(fate)
-        elif fate is not None:
-            failures = Counter({fate: 1}) + failures
-        written = Written(self.tensors.total_bytes, self._lost_calls, failures, notes)
+        folder = f"the folder {str(self._place.first)!r}"
+        moved_to: str | msgspec.UnsetType = msgspec.UNSET
+        if self._place.is_deleted():
+            failures = Counter({f"{folder} was deleted during the run": 1}) + failures
+        elif (moved_to := self._place.moved_to()) is not msgspec.UNSET:
+            notes.append(f"{folder} was moved during the run, and is now {moved_to!r}")
+        written = Written(self.tensors.total_bytes, self._lost_calls, failures, notes, moved_to=moved_to)
         part = self._closed_part(trainer_pid, closing, written)
         try:
             write_part(self._run, part)
@@ -226,6 +229,7 @@ class Written(NamedTuple):
     notes: list[str]
     left_out: int = 0
     """Calls that the layout has no name for."""
+    moved_to: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Written) -> RankPart:
@@ -240,6 +244,7 @@ def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Writte
         bytes_written=written.size_bytes,
         notes=[*coverage.notes, *failures, *written.notes],
         first_error=coverage.first_error or next(iter(written.failures), None),
+        moved_to=written.moved_to,
     )
     return RankPart(
         rank=rank,

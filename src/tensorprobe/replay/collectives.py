@@ -13,6 +13,7 @@ import torch
 from tensorprobe.model import Call
 from tensorprobe.model.dtypes import EPS
 from tensorprobe.model.precheck import Checked
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.record.stored import StoredCall
@@ -63,7 +64,7 @@ class Collectives:
         }
         rows = _judge(call, name, parts, made, [each.rank for each in calls].index(call.rank))
         if not rows:
-            raise CannotReplay("this rank receives nothing" if name == "reduce" else "its outputs were not recorded")
+            raise CannotReplay("this rank receives nothing" if name == "reduce" else NotReplayed.NO_OUTPUTS)
         return rows
 
     def _of_all_ranks(self, call: StoredCall) -> list[StoredCall]:

@@ -9,6 +9,7 @@ import torch
 from tensorprobe.judge.standards import STANDARDS, Evidence, limits
 from tensorprobe.model.call import device_of
 from tensorprobe.model.precheck import CallCheck
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.evidence import on_host
 from tensorprobe.replay.functions import CannotReplay
@@ -70,7 +71,7 @@ def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Condit
         except DeviceRaised:
             continue
         return runs
-    raise CannotReplay("it raises on the CPU too")
+    raise CannotReplay(NotReplayed.RAISES)
 
 
 def _results(runs: Runs) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from tensorprobe.model.precheck import Checked
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.stored import StoredCall, StoredSlot
 from tensorprobe.replay.evidence import on_host
@@ -34,7 +35,7 @@ class RecordedRuns(Runs):
             raise CannotReplay(str(found)) from None
         recorded = {name: value for name, value in self.saved.items() if name in self.device.outputs}
         if not recorded:
-            raise CannotReplay("its outputs were not recorded" if self.device.outputs else "it returns no tensor")
+            raise CannotReplay(NotReplayed.NO_OUTPUTS if self.device.outputs else NotReplayed.NO_TENSOR)
         self.alone = False
         self.device = _RecordedResults(self.device, recorded)
 

@@ -15,6 +15,7 @@ from tensorprobe.judge.standards import STANDARDS, Evidence, Standard, judge
 from tensorprobe.model.dtypes import HALF
 from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import Trait, breaks_ties, has
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.evidence import (
@@ -112,7 +113,7 @@ class Runs:
             return self._check_samples()
         found = self._compare("forward", self.device.outputs, self.reference.outputs, _outputs(self.own))
         if not found:
-            raise CannotReplay("it returns no tensor")
+            raise CannotReplay(NotReplayed.NO_TENSOR)
         return found
 
     def check_backward(self, recorded: StoredCall | None) -> list[Checked]:
@@ -196,7 +197,7 @@ class Runs:
             opinion = judge_sample(self._call.model, self.inputs, drawn, drawn_here)
             checked.append(self._row("forward", name, drawn_here[0], drawn[0], opinion, {}, None))
         if not checked:
-            raise CannotReplay("it returns no tensor")
+            raise CannotReplay(NotReplayed.NO_TENSOR)
         return checked
 
     def _check_random_backward(self) -> list[Checked]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tensorprobe.model.call import Frame
-from tensorprobe.model.overflow import Arrival, BadOutput, Extent, FirstNonfinite, NearLimit, OverflowReport
+from tensorprobe.model.overflow import Arrival, Arrived, BadOutput, Extent, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.report.phrases import inside
 from tensorprobe.text import counted, plain, shell
 
@@ -165,13 +165,13 @@ def _arrival(arrival: Arrival) -> list[str]:
 
 
 def _what(arrival: Arrival) -> str:
-    if arrival.what == "gradient":
+    if arrival.what == Arrived.GRADIENT:
         return "a gradient that no recorded call made (autograd sums the gradients of a tensor that is used twice)"
-    known = {
-        "input": "an input",
-        "parameter": "a parameter",
-        "number": "a number in the program",
-        "from another rank": "something from another rank",
+    known: dict[str, str] = {
+        Arrived.INPUT: "an input",
+        Arrived.PARAMETER: "a parameter",
+        Arrived.NUMBER: "a number in the program",
+        Arrived.OTHER_RANK: "something from another rank",
     }
     return known.get(arrival.what, plain(arrival.what))
 

@@ -307,7 +307,8 @@ class Probe:
             problems.append(f"{what}. First: {coverage.first_error}")
         if failure is not None:
             problems.append(f"{failure}. What it had written until then can be read.")
-        problems += [f"{note}." for note in coverage.notes if "was moved during the run" in note]
+        if coverage.moved_to is not msgspec.UNSET:
+            problems.append(f"the folder was moved during the run, and is now {coverage.moved_to!r}.")
         for name, close in coverage.unmatched.items():
             near = f" Nearest: {', '.join(close)}." if close else ""
             problems.append(f"nothing matched {name!r}.{near}")

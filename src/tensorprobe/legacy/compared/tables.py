@@ -15,6 +15,7 @@ from tensorprobe.errors import RunDamaged
 from tensorprobe.legacy.layouts.dump_files import leaves_in, numbers_in
 from tensorprobe.legacy.layouts.msprobe_reader import MsprobeSegment
 from tensorprobe.model import Call, Slot, Stack
+from tensorprobe.model.reason import Skipped
 from tensorprobe.pairing.measure import against
 from tensorprobe.record import Damage, Run
 from tensorprobe.record.run import Segment
@@ -104,7 +105,6 @@ Key = tuple[str, int, str]
 
 _NOT_MEANT = ("output.node.", "output.place.")
 """Slots of gradients that are not those of the call's arguments."""
-ONE_TOOL = "recorded by only one of the two tools"
 
 
 @dataclass
@@ -231,7 +231,7 @@ class ListedSegment:
             if isinstance(item, Damage):
                 lines.damaged += 1
             else:
-                excuse = ONE_TOOL if self._is_excused(item[1]) else ""
+                excuse = Skipped.OTHER_TOOL if self._is_excused(item[1]) else ""
                 lines.add(number, item[1], style.spell, file_of, excuse, style.numbers)
             yield item
         self._listing.lines = lines

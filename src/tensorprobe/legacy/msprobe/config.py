@@ -117,20 +117,18 @@ def _check(values: Mapping[str, Any], known: Mapping[str, Any], locate: Callable
         if key not in known:
             raise UnknownSetting(f"there is no setting {key!r}{locate(key)}.{did_you_mean(key, known)}")
         check = known[key]
+        if isinstance(check, dict) and isinstance(value, dict):
+            checked[key] = _check(value, check, locate)
+            continue
         try:
             if isinstance(check, dict):
-                if not isinstance(value, dict):
-                    raise SettingsError("it must be an object with the settings of that task")
-                checked[key] = _check(value, check, locate)
-            elif value is not None and check is not None:
+                raise SettingsError("it must be an object with the settings of that task")
+            if value is not None and check is not None:
                 checked |= check(key, value)
         except UnknownSetting:
             raise
         except SettingsError as error:
-            message = str(error)
-            if isinstance(check, dict) and not message.startswith("it must"):
-                raise
-            raise SettingsError(f"{key} is {json.dumps(value, default=repr)}{locate(key)}; {message}.") from None
+            raise SettingsError(f"{key} is {json.dumps(value, default=repr)}{locate(key)}; {error}.") from None
     return checked
 
 

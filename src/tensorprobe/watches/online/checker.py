@@ -13,11 +13,10 @@ from tensorprobe import torch_names
 from tensorprobe.errors import TrainingStopped
 from tensorprobe.model.event import Event
 from tensorprobe.model.online import OpCount
+from tensorprobe.model.reason import NotCompared
 from tensorprobe.model.sink import AtenNumbers
 from tensorprobe.watches.online.chain import Chain, Compared
 from tensorprobe.watches.online.lifting import (
-    NO_OP,
-    RANDOM,
     Arguments,
     CannotLift,
     OpPlan,
@@ -87,7 +86,7 @@ class Checker:
             plan = self._plans.get(func)
             if plan is None:
                 plan = self._plans[func] = plan_op(func, self._libraries)
-            if plan.skip == NO_OP:
+            if not plan.counted:
                 self.seen -= 1
                 return None
             opened = self._open(func, plan, given, numbers)
@@ -99,7 +98,7 @@ class Checker:
         return opened
 
     def _open(self, func: Any, plan: OpPlan, given: Arguments, numbers: AtenNumbers) -> _Open | None:
-        reason = plan.skip or (RANDOM if plan.dropout is not None and given[plan.dropout] else None)
+        reason = plan.skip or (NotCompared.RANDOM if plan.dropout is not None and given[plan.dropout] else None)
         if reason is not None:
             self._skip(reason, plan.name)
             return None

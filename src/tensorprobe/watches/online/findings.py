@@ -90,7 +90,7 @@ class Findings(SecondSink):
         assert checker is not None
         skipped: dict[str, dict[str, int]] = {}
         for (reason, op), count in list(checker.skipped.items()):  # workers may be adding to it
-            skipped.setdefault(reason, {})[op] = count
+            skipped.setdefault(str(reason), {})[op] = count
         return OnlineResult(
             reference=self._reference,
             policy=self._policy,

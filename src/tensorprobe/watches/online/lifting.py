@@ -13,18 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tensorprobe.model.reason import NotCompared
 from tensorprobe.ops import Trait, has
 from tensorprobe.replay import arguments as replay_arguments
 
-VIEW, RANDOM, MEMORY = "view", "random", "uninitialised memory"
-COLLECTIVE, QUESTION, STORAGE = (
-    "collective: needs the other processes",
-    "returns no tensor",
-    "changes storage, not numbers",
-)
 _NUMBERS = frozenset(("number", "Scalar", "int", "float", "bool", "complex"))
-NO_OP = ""
-"""Of ops that are not counted at all."""
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 _STATISTICS = frozenset(("running_mean", "running_var"))
 
@@ -33,7 +26,10 @@ At = int | str
 
 
 class OpPlan(NamedTuple):
-    """`skip` says why the op is not compared. `written`: arguments it changes. `received`: those it writes without reading."""
+    """What is known of an op. `written`: arguments it changes. `received`: those it writes without reading.
+
+    `skip` says why it is not compared: a member of NotCompared, or a text that names a library.
+    """
 
     name: str
     base: str
@@ -45,13 +41,15 @@ class OpPlan(NamedTuple):
     """Whether it returns a number from a tensor, as `item` does."""
     dropout: At | None = None
     """The dropout probability. If it is 0, the op is not random, although its schema says so."""
+    counted: bool = True
+    """False for marks of the profiler, which are no op of the program."""
 
 
 def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
     """Return the plan of an op from a dispatch mode."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return OpPlan(str(func), str(func), "higher-order op: the ops it calls are compared instead")
+        return OpPlan(str(func), str(func), NotCompared.HIGHER_ORDER)
     namespace, _, base = schema.name.rpartition("::")
     name = "Aten." + str(func).removeprefix("aten.")
     written, received = set[At](), set[At]()
@@ -72,24 +70,22 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
     kinds = {str(value.type).removeprefix("Optional").strip("[]") for value in schema.returns}
     returns, reads = any("Tensor" in kind for kind in kinds), takes and bool(kinds & _NUMBERS)
     plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not (returns or reads), reads, dropout)
-    return plan._replace(skip=_reason(func, plan, namespace, libraries))
+    return plan._replace(skip=_reason(func, plan, namespace, libraries), counted=namespace != "profiler")
 
 
 def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) -> str | None:
-    if namespace == "profiler":
-        return NO_OP
     if plan.gives_nothing and not plan.written:
-        return QUESTION
+        return NotCompared.NO_TENSOR
     if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None:
-        return RANDOM
+        return NotCompared.RANDOM
     if has(f"Aten.{plan.base}", Trait.ALLOCATES):
-        return MEMORY
+        return NotCompared.MEMORY
     if has(f"Aten.{plan.base}", Trait.STORAGE):
-        return STORAGE
+        return NotCompared.STORAGE
     if func.is_view and not plan.written:
-        return VIEW
+        return NotCompared.VIEW
     if namespace in _COLLECTIVES:
-        return COLLECTIVE
+        return NotCompared.COLLECTIVE
     if namespace not in ("aten", "prims") and namespace not in libraries:
         return f"op of the library {namespace}: it may have side effects; compare it with libraries=[{namespace!r}]"
     return None

@@ -17,7 +17,7 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.model import Call, Slot
 from tensorprobe.model.call import Frame
-from tensorprobe.model.overflow import Arrival, FirstNonfinite, Kind
+from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, Kind
 from tensorprobe.replay.layout import copied
 from tensorprobe.taps.looking import LookedCall
 from tensorprobe.torch_names import quiet
@@ -248,7 +248,7 @@ class Describer:
         return Arrival(
             call=seen.name,
             slot=facts.slot,
-            what=what,
+            what=str(what),
             module=seen.module,
             step=at.step,
             rank=self._rank,
@@ -269,10 +269,10 @@ class Describer:
         for module in self._models():
             for name, held in (*module.named_parameters(), *module.named_buffers()):
                 if held is tensor or key_of(held) == facts.key:
-                    return f"parameter {name}" if isinstance(held, torch.nn.Parameter) else f"buffer {name}"
+                    return f"{Arrived.PARAMETER if isinstance(held, torch.nn.Parameter) else Arrived.BUFFER} {name}"
                 if held.grad is not None and key_of(held.grad) == facts.key:
-                    return f"gradient of {name}"
-        return "gradient" if torch_names.graph_task() != -1 else "input"
+                    return f"{Arrived.GRADIENT} of {name}"
+        return Arrived.GRADIENT if torch_names.graph_task() != -1 else Arrived.INPUT
 
     def _models(self) -> list[torch.nn.Module]:
         model = self._model

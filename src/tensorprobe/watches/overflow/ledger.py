@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tensorprobe.model.call import forward_name
-from tensorprobe.model.overflow import Arrival, FirstNonfinite, Kind, NearLimit
+from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, Kind, NearLimit
 from tensorprobe.watches.overflow.rules import (
     INTENDED,
     Facts,
@@ -204,7 +204,7 @@ class Ledger:
         if (
             self.findings
             and isinstance(finding.fact, Arrival)
-            and finding.fact.what.startswith(("parameter", "gradient"))
+            and finding.fact.kind in (Arrived.PARAMETER, Arrived.GRADIENT)
         ):
             self._of_step.append(self.findings[-1])
             return self.findings[-1]

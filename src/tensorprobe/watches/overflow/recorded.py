@@ -18,7 +18,7 @@ from tensorprobe.errors import NoData, RunDamaged, RunNotFound
 from tensorprobe.model import Slot, Summary
 from tensorprobe.model.call import Frame, forward_name
 from tensorprobe.model.dtypes import DTYPES
-from tensorprobe.model.overflow import Arrival, FirstNonfinite, Kind, NearLimit, OverflowReport
+from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, Kind, NearLimit, OverflowReport
 from tensorprobe.numerics.summary import LIMITS, Moments, greatest_finite
 from tensorprobe.ops import is_collective
 from tensorprobe.record import Run, open_run
@@ -263,7 +263,7 @@ class _Rank:
         return Arrival(
             call=call.name,
             slot=facts.slot,
-            what="gradient" if call.direction == "backward" else "parameter" if _is_parameter(call, facts) else "input",
+            what=str(_arrived(call, facts)),
             module=call.module,
             step=self._step,
             rank=self._rank,
@@ -321,9 +321,12 @@ def _output(facts: Facts) -> Any:
     return facts.as_output(*places_of(facts.values()))
 
 
-def _is_parameter(call: StoredCall, facts: Facts) -> bool:
+def _arrived(call: StoredCall, facts: Facts) -> Arrived:
+    if call.direction == "backward":
+        return Arrived.GRADIENT
     slot = next(slot for slot in call.slots if slot.name == facts.slot)
-    return slot.side == "parameters" or (slot.grad and call.module != "" and slot.name != "input.0")
+    learned = slot.side == "parameters" or (slot.grad and call.module != "" and slot.name != "input.0")
+    return Arrived.PARAMETER if learned else Arrived.INPUT
 
 
 def _float_data(call: StoredCall) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import flatten_arguments
-from tensorprobe.model.overflow import FirstNonfinite, Kind, NearLimit
+from tensorprobe.model.overflow import Arrived, FirstNonfinite, Kind, NearLimit
 from tensorprobe.numerics.summary import Moments, greatest_finite
 from tensorprobe.ops import MOVING_NODES, Trait, has
 from tensorprobe.taps.looking import LookedCall
@@ -214,7 +214,7 @@ class Registrar:
             call = describe_facts(seen.name, seen.module, (*seen.inputs, *seen.outputs))
             return KeptCall(first, call, lacking="a collective cannot be run alone")
 
-        self._judge(at, seen, [], [], keep, user_frames(sys._getframe()), what="from another rank")
+        self._judge(at, seen, [], [], keep, user_frames(sys._getframe()), what=Arrived.OTHER_RANK)
         self.settle()
 
     def _judge(
@@ -236,8 +236,8 @@ class Registrar:
             return Finding(first, kept=keep(first))
 
         def make_arrival(facts: Facts) -> Finding:
-            bare = "uninitialised memory" if self.ledger.is_bare(facts.key) else ""
-            made_here = "number" if facts.slot.startswith("output") else ""
+            bare = Arrived.MEMORY if self.ledger.is_bare(facts.key) else ""
+            made_here = Arrived.NUMBER if facts.slot.startswith("output") else ""
             kind = what or bare or made_here or self.describer.what(facts, tensors)
             return Finding(self.describer.arrival(at, seen, facts, kind, frames))
 

@@ -19,6 +19,7 @@ import torch
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.model import Call
 from tensorprobe.model.overflow import FirstNonfinite, Verdict
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.numerics.summary import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
@@ -188,7 +189,7 @@ def _results(call: Call, inputs: Tensors, gradients: Tensors | None, device: str
     replay = Replay(call, inputs, device=device, precision=precision)
     results = replay.outputs if gradients is None else replay.gradients(gradients)
     if not results:
-        raise CannotReplay("it returns no gradient" if gradients is not None else "it returns no tensor")
+        raise CannotReplay("it returns no gradient" if gradients is not None else NotReplayed.NO_TENSOR)
     return {slot: tensor.detach().cpu() for slot, tensor in results.items()}
 
 

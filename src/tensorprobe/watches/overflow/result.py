@@ -10,7 +10,7 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
 from tensorprobe.files import read_file, replace_file
-from tensorprobe.model.overflow import Arrival, FirstNonfinite, OverflowReport
+from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, OverflowReport
 from tensorprobe.ops import is_collective
 from tensorprobe.report.forms import Answer
 from tensorprobe.standard_json import decode, encode
@@ -93,7 +93,7 @@ def _explains(earlier: FirstNonfinite | Arrival, fact: FirstNonfinite | Arrival)
         return False
     if isinstance(fact, Arrival):
         # Gradients and parameters pass between ranks unseen: DDP sums them in C++.
-        return fact.what == "from another rank" or fact.what.startswith(("gradient", "parameter"))
+        return fact.kind in (Arrived.OTHER_RANK, Arrived.GRADIENT, Arrived.PARAMETER)
     return is_collective(fact.call) and not is_collective(earlier.call)
 
 
