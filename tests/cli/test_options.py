@@ -74,10 +74,9 @@ def test_an_end_that_is_quick_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_no_types_of_flags(command: str) -> None:
+def test_help_shows_names_without_types(command: str) -> None:
     page = run_program(command, "--help").stdout
-    assert "<bool>" not in page
-    assert not [line for line in page.splitlines() if line.startswith("  -") and "<" in line]
+    assert "<" not in page and "{" not in page and "[[" not in page
     assert "--output" not in page and ("--out" not in page or "-o, --out FOLDER" in page)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorprobe.engine import compare, places
+from tensorprobe.engine import compare, places, rank_task
 from tensorprobe.engine.result import Rows
 from tests.builders.ranks import write_pair
 
@@ -44,6 +44,16 @@ def test_a_process_of_a_pool_opens_each_run_once(opens: list[str], tmp_path: Pat
     with tasks.answer_tasks(b"", lambda count: None) as answer:
         assert len([answer(parcel) for parcel in parcels]) == 3
     assert opens == ["baseline", "candidate"]
+
+
+def test_a_map_is_parsed_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parsed: list[str] = []
+    real = rank_task.parse_mapping
+    monkeypatch.setattr(rank_task, "parse_mapping", lambda text, **named: parsed.append(text) or real(text, **named))
+    (tmp_path / "map").write_text(f"Functional.silu = NPU.npu_silu  # {tmp_path}\n")
+    result = compare(*write_pair(tmp_path), map=tmp_path / "map")
+    assert len(result.summary.ranks) == 3
+    assert len(parsed) == 1
 
 
 class Counted(Rows):

@@ -7,6 +7,7 @@ only on the two runs: the same task gives the same result in a thread, a process
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from tensorprobe.model.comparison import Buckets, Finding, Proving
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.ops.names import without_prefix
 from tensorprobe.pairing.align import Options
-from tensorprobe.pairing.mapping import parse_mapping
+from tensorprobe.pairing.mapping import NameMap, parse_mapping
 from tensorprobe.pairing.measure import MAX_FINDINGS, SegmentPair, measure_segment
 from tensorprobe.record import Run
 from tensorprobe.report.table import TableWriter
@@ -100,6 +101,12 @@ def compare_rank(
     return result
 
 
+@lru_cache(maxsize=1)
+def _mapping_of(text: str) -> NameMap:
+    """Parse the map once for all ranks that this process compares."""
+    return parse_mapping(text, source="the map")
+
+
 def _compare_steps(
     task: RankTask,
     runs: tuple[Run, Run],
@@ -111,7 +118,7 @@ def _compare_steps(
     prover = Prover(runs, task.policy, task.prove, task.threads)
     result.proving = prover.told
     now: Finders | None = None
-    mapping = None if task.map_text is None else parse_mapping(task.map_text, source="the map")
+    mapping = None if task.map_text is None else _mapping_of(task.map_text)
     options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
     for step, candidate_step in task.steps:
         cut = tuple(whole is not None and step > whole for whole in task.whole)
