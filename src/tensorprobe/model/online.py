@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from tensorprobe.model.reason import NotCompared
+
+WITHOUT_NUMBERS = (NotCompared.VIEW, NotCompared.MEMORY, NotCompared.NO_TENSOR, NotCompared.STORAGE)
+"""Why calls are not compared that compute nothing."""
+
 
 class OnlineRow(msgspec.Struct, frozen=True, kw_only=True):
     """One output of one call against the reference. `api` is the call of torch's API it was made in, or in whose backward."""

@@ -31,6 +31,11 @@ _RUNS = 16
 _SURE = 8.0
 """Means of runs differ if they are this many standard errors apart."""
 _DROPOUTS = ("dropout", "dropout_", "native_dropout")
+LAWFUL = frozenset(
+    (*_DROPOUTS, "bernoulli", "bernoulli_", "rand", "rand_like", "uniform_", "randn", "randn_like", "normal", "normal_",
+     "exponential_")
+)  # fmt: skip
+"""Ops whose law `judge_by_law` knows."""
 _ATTENTION = {"scaled_dot_product_attention": (4, 99), "multi_head_attention_forward": (10, 13)}
 """Positions of dropout_p and training among the arguments."""
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -76,7 +81,6 @@ def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.T
     Both may hold several runs of the call, one after the other along a first dimension of their own.
     """
     name = short_name(call.op)
-    source = inputs.get("input.0")
     if name == "randperm":
         wrong = int((device.sort().values != cpu.sort().values).sum())
         return Opinion("no permutation", float(wrong), 0.0)
@@ -84,8 +88,18 @@ def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.T
         return _by_runs(device, cpu)
     if device.numel() < FEW:
         return Opinion("too few elements to tell", 0.0, 0.0)
-    if not device.is_floating_point() and not device.is_complex() and name not in ("randint", "random_", "bernoulli"):
-        return _two_samples(device, cpu)
+    return judge_by_law(call, inputs, device) or _two_samples(device, cpu)
+
+
+def judge_by_law(call: Call, inputs: Tensors, device: torch.Tensor) -> Opinion | None:
+    """Return the distance of a sample from the law of its op; None if the op has no law here.
+
+    A first dimension of its own counts the runs.
+    """
+    name = short_name(call.op)
+    source = inputs.get("input.0")
+    if not device.is_floating_point() and name not in ("randint", "random_", "bernoulli"):
+        return None
     if name in _DROPOUTS and source is not None and device.shape[1:] == source.shape and device.is_floating_point():
         return _dropout(source, device, float(_argument(call, 1, "p", 0.5)))
     if name in ("bernoulli", "bernoulli_"):
@@ -93,7 +107,7 @@ def judge_sample(call: Call, inputs: Tensors, device: torch.Tensor, cpu: torch.T
         chance = source if chance is None and name == "bernoulli" else 0.5 if chance is None else chance
         return _bernoulli(device, torch.as_tensor(chance, dtype=torch.float64))
     law = _law(call, name, inputs)
-    return _two_samples(device, cpu) if law is None or device.is_complex() else _one_sample(device, law)
+    return None if law is None else _one_sample(device, law)
 
 
 def judge_dropped_gradient(
@@ -114,7 +128,7 @@ def is_recurrent(op: str) -> bool:
 
 def is_dropout(call: Call) -> bool:
     """Return whether the call drops single elements of its first input."""
-    return call.op.rpartition(".")[2] in _DROPOUTS
+    return short_name(call.op) in _DROPOUTS
 
 
 def _training(call: Call) -> bool:
@@ -140,14 +154,14 @@ def _law(call: Call, name: str, inputs: Tensors) -> Callable[[torch.Tensor], tor
         return lambda x: x.clamp(0, 1)
     if name == "uniform_":
         low, high = (float(_argument(call, at, key, end)) for at, key, end in ((1, "from", 0.0), (2, "to", 1.0)))
-        return lambda x: ((x - low) / (high - low)).clamp(0, 1)
+        return None if low == high else lambda x: ((x - low) / (high - low)).clamp(0, 1)
     if name in ("randn", "randn_like"):
         return _normal
     if name in ("normal_", "normal"):
         first = 0 if name == "normal" else 1
         mean = _number_or_tensor(call, inputs, first, "mean", 0.0)
         deviation = _number_or_tensor(call, inputs, first + 1, "std", 1.0)
-        return lambda x: _normal((x - mean) / deviation)
+        return None if bool(torch.as_tensor(deviation == 0).any()) else lambda x: _normal((x - mean) / deviation)
     if name == "exponential_":
         rate = float(_argument(call, 1, "lambd", 1.0))
         return lambda x: 1 - torch.exp(-rate * x.clamp_min(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorprobe.model.online import OnlineResult, OnlineRow
+from tensorprobe.model.online import WITHOUT_NUMBERS, OnlineResult, OnlineRow
 from tensorprobe.text import plain
 
 _MOST_OPS, _MOST_FRAMES = 5, 3
@@ -35,6 +35,14 @@ def render_online(result: OnlineResult, *, folder: str | None = None, limit: int
     return "\n".join(lines)
 
 
+def _unchecked(result: OnlineResult) -> str:
+    """`; 3 not compared: random`: calls that compute numbers, with the main reason."""
+    reasons = {reason: sum(ops.values()) for reason, ops in result.skipped.items() if reason not in WITHOUT_NUMBERS}
+    if not reasons:
+        return ""
+    return f"; {sum(reasons.values()):,} not compared: {plain(max(reasons, key=reasons.__getitem__))}"
+
+
 def _answer(result: OnlineResult) -> list[str]:
     steps = f"{len(result.steps)} step{'s' if len(result.steps) != 1 else ''}"
     if not result.compared:
@@ -42,7 +50,7 @@ def _answer(result: OnlineResult) -> list[str]:
     if not result.failed:
         return [
             f"AGREES: {result.compared:,} ATen calls in {steps} agree with the reference "
-            f"({result.reference}, {result.policy})."
+            f"({result.reference}, {result.policy}){_unchecked(result)}."
         ]
     lines = [
         f"FAILED: {result.failed:,} of {result.compared:,} compared ATen calls in {steps} "
@@ -52,7 +60,7 @@ def _answer(result: OnlineResult) -> list[str]:
         first = result.failures[0]
         lines += ["", f"First: {first.call} {first.slot}, step {first.step}"]
         what = first.message or f"{first.judged_by} {first.measured:.3g}, allowed {first.allowed:.3g}"
-        lines.append(f"  {what} ({_kind(first)} against {first.reference or 'nothing'})")
+        lines.append(f"  {what} ({_kind(first)} against {first.reference or 'its definition'})")
         lines.append(f"  in {_where(first)}")
         lines += [f"    {plain(frame)}" for frame in first.stack[:_MOST_FRAMES]]
         lines.append("  Its inputs were the same on both sides: the call introduced the error.")

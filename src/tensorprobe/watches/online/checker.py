@@ -90,7 +90,7 @@ class Checker:
                 self.seen -= 1
                 return None
             opened = self._open(func, plan, given, numbers)
-            if opened is None and self._chain is not None:
+            if self._chain is not None and (opened is None or plan.draws):
                 self._chain.pass_by(plan, given)
         except Exception as error:
             self._break(str(func), error)
@@ -109,7 +109,7 @@ class Checker:
         try:
             with torch_names.below_autograd(), torch_names.no_autocast():
                 lifted = lift(plan, given, precision, copies=bool(self._workers))
-                chained = None if self._chain is None else self._chain.lift(plan, given)
+                chained = None if self._chain is None or plan.draws else self._chain.lift(plan, given)
         except CannotLift as error:
             self._skip(str(error), plan.name)
             return None

@@ -9,19 +9,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tensorprobe.arguments import Tensors, flatten_arguments
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
-from tensorprobe.model import Call, Coverage
+from tensorprobe.model import Coverage
 from tensorprobe.model.event import Event, Frames
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.model.sink import AtenNumbers, SecondSink
-from tensorprobe.replay.script import LIMIT_NAMES, Results, make_script
+from tensorprobe.replay.randomness import draws_random, sampling
+from tensorprobe.replay.script import LIMIT_NAMES, Results, Sampling, make_script
 from tensorprobe.report.online_text import failure_line
 from tensorprobe.standard_json import encode
 from tensorprobe.watches.online.chain import Chain, Compared
 from tensorprobe.watches.online.checker import Checker
-from tensorprobe.watches.online.lifting import lower
-from tensorprobe.watches.online.verdict import Case, Judged
+from tensorprobe.watches.online.verdict import Case, Judged, call_of
 from tensorprobe.watches.online.workers import Workers
 
 _MOST_ROWS, _MOST_LINES, _MOST_DIVERGED, _MOST_STACKS = 1000, 50, 10, 10_000
@@ -274,10 +273,7 @@ def make_folder(folder: Path, overwrite: bool) -> Path:
 
 def save(case: Case, rows: list[Judged], folder: Path, title: str) -> None:
     """Write `replay.py` and `replay.safetensors` into the folder."""
-    own = lower(case.templates, case.lifted)
-    inputs: Tensors = []
-    args, kwargs = flatten_arguments(tuple(own.args), own.kwargs, inputs)
-    call = Call(name=f"{case.plan.name}.0.forward", args=args, kwargs=kwargs)
+    call, inputs = call_of(case)
     held = {f"device.{row.slot}": row.result for row in rows}
     held |= {f"reference.{row.slot}": row.wide for row in rows if row.wide is not None}
     changed = {
@@ -286,8 +282,9 @@ def save(case: Case, rows: list[Judged], folder: Path, title: str) -> None:
         for row in rows
         if row.slot == f"output.{at}" or row.slot.startswith(f"output.{at}.")
     }
-    limits = {row.slot: _limit(row) for row in rows}
-    script = make_script(call, dict(inputs), {}, Results(limits, held, changed), device=case.device, about=[title])
+    drawn = Sampling(*sampling(call, rows[0].result.numel())) if case.plan.draws and draws_random(call) else None
+    limits = {row.slot: _limit(row) for row in (rows if drawn is None else rows[:1])}
+    script = make_script(call, inputs, {}, Results(limits, held, changed, drawn), device=case.device, about=[title])
     script.write(folder, "replay")
 
 

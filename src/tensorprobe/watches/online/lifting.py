@@ -16,6 +16,7 @@ import torch
 from tensorprobe.model.reason import NotCompared
 from tensorprobe.ops import Trait, has
 from tensorprobe.replay import arguments as replay_arguments
+from tensorprobe.replay.randomness import LAWFUL
 
 _NUMBERS = frozenset(("number", "Scalar", "int", "float", "bool", "complex"))
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
@@ -43,6 +44,8 @@ class OpPlan(NamedTuple):
     """The dropout probability. If it is 0, the op is not random, although its schema says so."""
     counted: bool = True
     """False for marks of the profiler, which are no op of the program."""
+    draws: bool = False
+    """Whether its random numbers are judged by their distribution."""
 
 
 def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
@@ -69,14 +72,17 @@ def plan_op(func: Any, libraries: frozenset[str]) -> OpPlan:
     takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
     kinds = {str(value.type).removeprefix("Optional").strip("[]") for value in schema.returns}
     returns, reads = any("Tensor" in kind for kind in kinds), takes and bool(kinds & _NUMBERS)
-    plan = OpPlan(name, base, None, frozenset(written), frozenset(received), not (returns or reads), reads, dropout)
+    draws = torch.Tag.nondeterministic_seeded in func.tags and namespace == "aten" and base in LAWFUL
+    plan = OpPlan(
+        name, base, None, frozenset(written), frozenset(received), not (returns or reads), reads, dropout, draws=draws
+    )
     return plan._replace(skip=_reason(func, plan, namespace, libraries), counted=namespace != "profiler")
 
 
 def _reason(func: Any, plan: OpPlan, namespace: str, libraries: frozenset[str]) -> str | None:
     if plan.gives_nothing and not plan.written:
         return NotCompared.NO_TENSOR
-    if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None:
+    if torch.Tag.nondeterministic_seeded in func.tags and plan.dropout is None and not plan.draws:
         return NotCompared.RANDOM
     if has(f"Aten.{plan.base}", Trait.ALLOCATES):
         return NotCompared.MEMORY

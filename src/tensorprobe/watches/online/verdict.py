@@ -20,6 +20,7 @@ from tensorprobe.judge.limits import judge_figures
 from tensorprobe.judge.standards import Sight, judge
 from tensorprobe.model import DTYPES, Call
 from tensorprobe.model.measured import Opinion
+from tensorprobe.model.reason import NotCompared
 from tensorprobe.numerics.native import implementation
 from tensorprobe.numerics.pairs import derive, measure_pairs
 from tensorprobe.replay.evidence import (
@@ -36,6 +37,7 @@ from tensorprobe.replay.evidence import (
     within_range,
 )
 from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
+from tensorprobe.replay.randomness import FEW, draws_random, is_dropout, judge_by_law
 from tensorprobe.watches.online.lifting import Arguments, OpPlan, kept, lift, lower
 from tensorprobe.watches.online.policies import Measure, Measures
 from tensorprobe.watches.online.reference import NoReference, Outputs, run
@@ -79,6 +81,8 @@ class Judged(NamedTuple):
 
 def decide(case: Case, measures: Measures) -> list[Judged]:
     """Return a row for each output. Raises NoReference if there is nothing to compare with."""
+    if case.plan.draws and draws_random(call := call_of(case)[0]):
+        return _by_law(case, call)
     reference, precision = _reference(case)
     rows: list[Judged] = []
     doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -107,6 +111,31 @@ def decide(case: Case, measures: Measures) -> list[Judged]:
     if doubtful:
         rows += _weigh(case, reference, precision, doubtful, measures)
     return rows
+
+
+LUCK = 1.5
+"""How much further than in a precheck random numbers may be from their law: a training draws them many times."""
+
+
+def call_of(case: Case, op: str = "") -> tuple[Call, dict[str, torch.Tensor]]:
+    """Return the call as a run would record it, by the name of `op` if there is one, and its inputs in its own dtypes."""
+    own, inputs = lower(case.templates, case.lifted), list[tuple[str, torch.Tensor]]()
+    args, kwargs = flatten_arguments(tuple(own.args), own.kwargs, inputs)
+    return Call(name=f"{op or case.plan.name}.0.forward", args=args, kwargs=kwargs), dict(inputs)
+
+
+def _by_law(case: Case, call: Call) -> list[Judged]:
+    """Judge random numbers by their distribution, and the mask of a dropout by its zeros."""
+    inputs, drawn = call_of(case)[1], on_host(case.results["output.0"])
+    opinion = judge_by_law(call, inputs, drawn[None]) if drawn.numel() >= FEW else None
+    if opinion is None:
+        raise NoReference(f"random, of fewer than {FEW} numbers" if drawn.numel() < FEW else NotCompared.RANDOM)
+    found = [Judged("output.0", opinion._replace(allowed=LUCK * opinion.allowed), SAME, None, drawn)]
+    if is_dropout(call) and "output.1" in case.results:
+        mask = on_host(case.results["output.1"])
+        wrong = int(((mask != 0) != (drawn != 0))[inputs["input.0"] != 0].sum())
+        found.append(Judged("output.1", Opinion("mask beside the zeros", float(wrong), 0.0), SAME, None, mask))
+    return found
 
 
 def _at_sight(case: Case, wide: torch.Tensor, result: torch.Tensor, alone: bool, sizes: list[int]) -> float | None:
@@ -288,9 +317,7 @@ def _same_choice(case: Case, base: Arguments, wide: torch.Tensor, result: torch.
         flat = source.flatten(-dims)
         picked = [flat.gather(-1, each.flatten(-dims)) for each in (wide, result) if _inside(each, flat.shape[-1])]
         return len(picked) == 2 and bool(torch.equal(*picked))
-    tree = flatten_arguments(tuple(base.args), base.kwargs, [])
-    call = Call(name=f"Torch.{case.plan.base}.0.forward", args=tree[0], kwargs=tree[1])
-    return same_choice(call, {"input.0": source}, wide, result)
+    return same_choice(call_of(case, f"Torch.{case.plan.base}")[0], {"input.0": source}, wide, result)
 
 
 def _inside(indices: torch.Tensor, size: int) -> bool:
