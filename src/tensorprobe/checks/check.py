@@ -21,7 +21,7 @@ import torch
 from tensorprobe.checks.plan import Answer, Finished, Start, Task
 from tensorprobe.errors import DeviceUnavailable, SettingsError, TensorprobeError, did_you_mean
 from tensorprobe.judge.standards import STANDARDS
-from tensorprobe.model.precheck import CallCheck, Checked, Passed
+from tensorprobe.model.precheck import NO_DROPOUT, CallCheck, Checked, Passed
 from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import is_collective
 from tensorprobe.record.run import Run
@@ -32,6 +32,7 @@ from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
 from tensorprobe.replay.isolation import read_call
 from tensorprobe.replay.once import outsized
+from tensorprobe.replay.randomness import without_dropout
 from tensorprobe.replay.references import use_references
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Runs, passed_over, prepare, said
 from tensorprobe.replay.script import Script
@@ -98,7 +99,11 @@ def check_call(
             details, data = collectives.check(call), "real"
         else:
             runs, data = prepare(call, settings.conditions())
-            details += _check(runs, backward, settings, "")
+            calm = runs.random and not settings.recorded and without_dropout(call.model) is not None
+            details += _check(runs, backward, settings, "", backwards=not calm)
+            if calm:
+                runs = make_variant(call, runs, settings.conditions(NO_DROPOUT))
+                details += _check(runs, backward, settings, NO_DROPOUT)
             if settings.hard and not runs.random:
                 details += _check_variants(call, runs, backward, settings)
     except CannotReplay as found:
@@ -126,9 +131,11 @@ def check_call(
     )
 
 
-def _check(runs: Runs, backward: StoredCall | None, settings: CheckSettings, variant: str) -> list[Checked]:
+def _check(
+    runs: Runs, backward: StoredCall | None, settings: CheckSettings, variant: str, *, backwards: bool = True
+) -> list[Checked]:
     details = runs.check_forward()
-    if settings.backward:
+    if settings.backward and backwards:
         try:
             details += runs.check_backward(backward)
         except DeviceRaised as found:

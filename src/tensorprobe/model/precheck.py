@@ -9,6 +9,8 @@ import msgspec
 from tensorprobe.model.call import Direction, Frame
 
 Passed = Literal["pass", "fail", "skip"]
+NO_DROPOUT = "dropout 0"
+"""The variant of a call inside which dropout is off."""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     own_relative_l2: float = 0.0
     """The error of the CPU in the call's own dtype, against the same reference."""
     variant: str = ""
-    """Which hard inputs it was; empty for the ordinary ones."""
+    """Which hard inputs it was, or NO_DROPOUT; empty for the call as it was recorded."""
 
 
 class CallCheck(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ def failure_script(
     about += [f"Called at {check.source}"] if check.source is not None else []
     about.append(f"Inputs: {check.data}{f', {variant}' if variant else ''}. Standard: {conditions.standard}.")
     return make_script(
-        call.model,
+        runs.call.model,
         runs.inputs,
         runs.given,
         results,
@@ -66,7 +66,7 @@ def _run_again(call: StoredCall, backward: StoredCall | None, conditions: Condit
             if at.variant:
                 runs = make_variant(call, runs, at)
             runs.check_forward()
-            if any(one.direction == "backward" for one in check.details):
+            if any((one.direction, one.variant) == ("backward", at.variant) for one in check.details):
                 runs.check_backward(backward)
         except DeviceRaised:
             continue

@@ -8,9 +8,11 @@ result is not a number or beyond the dtype) is passed over with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 
+from tensorprobe.model.precheck import NO_DROPOUT
 from tensorprobe.ops import Trait, breaks_ties, has
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.evidence import on_host
@@ -18,6 +20,7 @@ from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import generator
 from tensorprobe.replay.layout import laid_out, room
 from tensorprobe.replay.once import Replay
+from tensorprobe.replay.randomness import without_dropout
 from tensorprobe.replay.runs import STRICT, Conditions, Runs, said
 
 Tensors = dict[str, torch.Tensor]
@@ -81,6 +84,10 @@ VARIANTS = (*_CHANGES, "near-overflow")
 def make_variant(call: StoredCall, ordinary: Runs, conditions: Conditions) -> Runs:
     """Return the replays of a call with a variant of its inputs. Raises Unsuitable or CannotReplay if that makes no sense."""
     variant = conditions.variant
+    if variant == NO_DROPOUT:
+        calm = copy(call)
+        calm.model = without_dropout(call.model) or call.model
+        return Runs(calm, ordinary.inputs, conditions)
     changeable = [name for name, tensor in ordinary.inputs.items() if _changes(tensor, variant)]
     if not changeable:
         raise Unsuitable("it has no floating-point input to change")

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from tensorprobe.model import Call
@@ -31,6 +32,7 @@ _RUNS = 16
 _SURE = 8.0
 """Means of runs differ if they are this many standard errors apart."""
 _DROPOUTS = ("dropout", "dropout_", "native_dropout")
+_DROPS = (*_DROPOUTS, "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
 LAWFUL = frozenset(
     (*_DROPOUTS, "bernoulli", "bernoulli_", "rand", "rand_like", "uniform_", "randn", "randn_like", "normal", "normal_",
      "exponential_")
@@ -56,6 +58,23 @@ def draws_random(call: Call) -> bool:
     if "dropout" in name:
         return bool(_argument(call, 1, "p", 0.5)) and _training(call)
     return name not in ("rrelu", "rrelu_") or bool(_argument(call, 3, "training", False))
+
+
+def without_dropout(call: Call) -> Call | None:
+    """Return the call with a dropout of 0, for ops that also compute something else; None for others."""
+    name, args, kwargs = short_name(call.op), list(call.args or []), dict(call.kwargs or {})
+    if name in _ATTENTION:
+        place, key = _ATTENTION[name][0], "dropout_p"
+    elif name in _RECURRENT:
+        place = next((at for at, tree in enumerate(args) if isinstance(tree, float)), len(args))
+        key = "dropout"
+    else:
+        return None
+    if place < len(args):
+        args[place] = 0.0
+    else:
+        kwargs[key] = 0.0
+    return msgspec.structs.replace(call, args=args, kwargs=kwargs)
 
 
 def runs_needed(call: Call, elements: int) -> int:
@@ -124,6 +143,11 @@ def judge_dropped_gradient(
 def is_recurrent(op: str) -> bool:
     """Return whether the op is a whole recurrent layer."""
     return short_name(op) in _RECURRENT
+
+
+def drops(call: Call) -> bool:
+    """Return whether the call drops elements or whole features of its first input, and scales the rest."""
+    return short_name(call.op) in _DROPS
 
 
 def is_dropout(call: Call) -> bool:

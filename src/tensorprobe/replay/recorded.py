@@ -42,7 +42,7 @@ class RecordedRuns(Runs):
     def check_forward(self) -> list[Checked]:
         """Every recorded output. Autocast inside a recurrent layer shows in no dtype: it is recognised by its result."""
         checked = super().check_forward()
-        if all(row.result != "fail" for row in checked) or not is_recurrent(self._call.op):
+        if all(row.result != "fail" for row in checked) or not is_recurrent(self.call.op):
             return checked
         for half in (torch.bfloat16, torch.float16):
             with torch.autocast("cpu", dtype=half):
@@ -73,15 +73,15 @@ class RecordedRuns(Runs):
         return super()._compare(direction, known, {name: reference[name] for name in known}, own)
 
     def _check_samples(self) -> list[Checked]:
-        if not has(self._call.op, Trait.RANDOM_EACH):
+        if not has(self.call.op, Trait.RANDOM_EACH):
             raise CannotReplay("it draws random numbers, and one draw does not show how they are distributed")
         checked = []
         for name, drawn in self.device.outputs.items():
             others = [self.reference]
-            while len(others) < runs_needed(self._call.model, drawn.numel()):
+            while len(others) < runs_needed(self.call.model, drawn.numel()):
                 others.append(self._replay("cpu", "own", seed=2 * len(others) + 1))
             here = torch.stack([on_host(run.outputs[name]) for run in others])
-            opinion = judge_sample(self._call.model, self.inputs, drawn[None], here)
+            opinion = judge_sample(self.call.model, self.inputs, drawn[None], here)
             checked.append(self._row("forward", name, here[0], drawn, opinion, {}, None))
         return checked
 

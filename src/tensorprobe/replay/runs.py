@@ -16,7 +16,7 @@ from tensorprobe.model.dtypes import HALF
 from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
 from tensorprobe.model.reason import NotReplayed
-from tensorprobe.ops import Trait, breaks_ties, has
+from tensorprobe.ops import Trait, breaks_ties, has, short_name
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.evidence import (
     TIMES,
@@ -37,7 +37,7 @@ from tensorprobe.replay.inputs import Data, all_recorded, generator, make_inputs
 from tensorprobe.replay.once import Replay
 from tensorprobe.replay.randomness import (
     draws_random,
-    is_dropout,
+    drops,
     judge_dropped_gradient,
     judge_sample,
     runs_needed,
@@ -81,7 +81,7 @@ class Runs:
     """Values to use for outputs that the forward saves for its backward."""
 
     def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
-        self._call, self.inputs, self._conditions = call, inputs, conditions
+        self.call, self.inputs, self._conditions = call, inputs, conditions
         self._standard: Standard = STANDARDS[conditions.standard]
         self.random = draws_random(call.model)
         self.alone = conditions.device == "cpu"
@@ -121,9 +121,9 @@ class Runs:
         outputs = {
             name: output
             for name, output in self.device.differentiable().items()
-            if vector_dimension(self._call.op, name) is None  # its gradient depends on the phase
+            if vector_dimension(self.call.op, name) is None  # its gradient depends on the phase
         }
-        if not outputs or (self._conditions.variant in TIED and breaks_ties(self._call.op)):
+        if not outputs or (self._conditions.variant in TIED and breaks_ties(self.call.op)):
             return []
         self.given = self._gradients_of_outputs(outputs, recorded)
         if self.random:
@@ -146,7 +146,7 @@ class Runs:
         else:  # seeding every device takes as long as the replay
             torch.default_generator.manual_seed(seed)
         given = self.inputs if inputs is None else inputs
-        return Replay(self._call.model, given, device=device, precision=precision, saved=self.saved)
+        return Replay(self.call.model, given, device=device, precision=precision, saved=self.saved)
 
     def _wide(self) -> Replay | Exception:
         """Return the reference in the precision of the standard, or a narrower one if the op has no such kernel."""
@@ -174,7 +174,7 @@ class Runs:
             if real_data and held[name].shape == tuple(output.shape):
                 given[name] = real(held[name])
                 continue
-            source = generator(f"{self._call.name}:gradient:{name}")
+            source = generator(f"{self.call.name}:gradient:{name}")
             dtype = torch.complex128 if output.is_complex() else torch.float64
             given[name] = torch.randn(output.shape, generator=source, dtype=dtype).to(output.dtype)
         return given
@@ -184,7 +184,7 @@ class Runs:
         names = [name for name in self.device.outputs if name in self.reference.outputs]
         largest = max((self.device.outputs[name].numel() for name in names), default=0)
         device, other = ([first] for first in (self.device, self.reference))
-        for number in range(1, runs_needed(self._call.model, largest)):
+        for number in range(1, runs_needed(self.call.model, largest)):
             device.append(self._replay(self._conditions.device, "own", seed=2 * number))
             other.append(self._replay("cpu", "own", seed=2 * number + 1))
         checked = []
@@ -194,7 +194,7 @@ class Runs:
                 checked.append(passed_over("forward", f"{name} has another shape each time"))
                 continue
             drawn, drawn_here = (torch.stack([on_host(run.outputs[name]) for run in runs]) for runs in (device, other))
-            opinion = judge_sample(self._call.model, self.inputs, drawn, drawn_here)
+            opinion = judge_sample(self.call.model, self.inputs, drawn, drawn_here)
             checked.append(self._row("forward", name, drawn_here[0], drawn[0], opinion, {}, None))
         if not checked:
             raise CannotReplay(NotReplayed.NO_TENSOR)
@@ -202,7 +202,10 @@ class Runs:
 
     def _check_random_backward(self) -> list[Checked]:
         source = self.inputs.get("input.0")
-        if not is_dropout(self._call.model) or source is None or "output.0" not in self.given:
+        overwrites = short_name(self.call.op).endswith("_") and not drops(self.call.model)
+        if overwrites or not any(slot.grad for slot in self.call.model.slots if slot.side != "output"):
+            return []
+        if not drops(self.call.model) or source is None or "output.0" not in self.given:
             return [passed_over("backward", "what it draws is different each time, and so is its gradient")]
         gradient = _attempt(lambda: self.device.gradients(self.given))
         if isinstance(gradient, Exception):
@@ -250,7 +253,7 @@ class Runs:
         self.evidence |= {(direction, name): each for name, each in evidence.items()}
         for name, opinion in opinions.items():
             wide, result = hosts[name]
-            as_good = direction == "forward" and same_choice(self._call.model, self.inputs, wide, result)
+            as_good = direction == "forward" and same_choice(self.call.model, self.inputs, wide, result)
             if not opinion.passes and as_good:
                 opinion = Opinion("different choices of equal values", 0.0, 0.0)
             seen = evidence[name]
@@ -259,7 +262,7 @@ class Runs:
 
     def _turned(self, direction: Direction, name: str, wide: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Return the result, with vectors in the phase of the reference."""
-        dim = vector_dimension(self._call.op, name) if direction == "forward" else None
+        dim = vector_dimension(self.call.op, name) if direction == "forward" else None
         return result if dim is None else aligned(wide, result, dim)
 
     def _evidence(
@@ -272,7 +275,7 @@ class Runs:
         }
         inputs = [*self.inputs.values(), *self.given.values()]
         strict = self._conditions.variant == STRICT
-        return gather(self._call.op, direction, hosts, mine, strict=strict, inputs=inputs)
+        return gather(self.call.op, direction, hosts, mine, strict=strict, inputs=inputs)
 
     def _spread(
         self, direction: Direction, reference: Tensors, own: Tensors, wide: Mapping[str, torch.Tensor]
@@ -280,7 +283,7 @@ class Runs:
         """Measure how far the results move with the last bits of the inputs."""
         moves = []
         for number in range(TIMES_HARD if self._conditions.variant else TIMES):
-            key = f"{self._call.name}:{number}"
+            key = f"{self.call.name}:{number}"
             inputs = nudged(self.inputs, key, sparse=not self.alone)
             given = nudged(self.given, key, sparse=not self.alone)
             for precision, before in {"own": own, self.precision: reference}.items():

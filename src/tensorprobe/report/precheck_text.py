@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tensorprobe.model.precheck import CallCheck, Checked, Precheck
+from tensorprobe.model.precheck import NO_DROPOUT, CallCheck, Checked, Precheck
 from tensorprobe.report.phrases import figure, place_of
 from tensorprobe.report.phrases import inside as inside_module
 from tensorprobe.report.precheck_tables import RESULT_FILE
@@ -114,6 +114,7 @@ def why_failed(checked: Checked) -> str:
     shape = "[" + ", ".join(map(str, checked.shape)) + "]"
     dtype = plain(checked.device_dtype.removeprefix("torch."))
     inputs = f" with inputs '{plain(checked.variant)}'" if checked.variant else ""
+    inputs = f" with {NO_DROPOUT}" if checked.variant == NO_DROPOUT else inputs
     error = f"{figure(checked.judged_by, checked.measured)} (allowed {checked.allowed:.2g})"
     return f"{checked.direction} {plain(checked.slot)} ({dtype} {shape}){inputs}: {error}"
 
@@ -172,5 +173,5 @@ def _options(precheck: Precheck, check: CallCheck) -> str:
     given = [("device", precheck.device, ""), ("data", precheck.data, "random")]
     given += [("standard", precheck.standard, "noise-aware"), ("steps", str(check.step), "0"), ("call", check.call, "")]
     wrong = _first_wrong(check)
-    hard = ["--hard"] if wrong is not None and wrong.variant else []
+    hard = ["--hard"] if wrong is not None and wrong.variant not in ("", NO_DROPOUT) else []
     return " ".join([*(f"--{name} {shell(value)}" for name, value, usual in given if value != usual), *hard])
