@@ -116,6 +116,37 @@ def test_exception_at_any_line_of_ours(level: str, error: type[BaseException], t
         _assert_sound(tensorprobe.open_run(tmp_path / f"{n}"), level, done)
 
 
+WATCHES = {
+    "online": lambda out: tensorprobe.online(out=out),
+    "online with a worker": lambda out: tensorprobe.online(out=out, workers=1),
+    "overflow": lambda out: tensorprobe.overflow(out=out),
+}
+ERRORS = (Late, TimeoutError, RuntimeError, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("watch", WATCHES)
+def test_exception_at_any_line_of_a_watch(watch: str, tmp_path: Path) -> None:
+    """Its beginning and its end are traced, too."""
+
+    def run(hook: Hook, out: Path) -> None:
+        model, data = nn.Linear(3, 3), torch.ones(3)
+        sys.settrace(hook)
+        try:
+            with WATCHES[watch](out):
+                model(data).sum().backward()
+                torch.log(torch.zeros(2))
+        finally:
+            sys.settrace(None)
+
+    run(Hook(), tmp_path / "first")  # what is computed once
+    counting = Hook()
+    run(counting, tmp_path / "count")
+    for place in range(12):
+        hook = Hook(1 + place * counting.lines // 12, ERRORS[place % len(ERRORS)])
+        with pytest.raises(hook.error):
+            run(hook, tmp_path / str(place))
+
+
 STORM = """
     import random, signal, sys, time, torch, tensorprobe
     kind, out = sys.argv[1:]

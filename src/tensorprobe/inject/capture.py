@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.record import writer
 from tensorprobe.taps.beginnings import before_first_call, before_first_module
 from tensorprobe.text import size
@@ -89,6 +90,7 @@ def _start(orders: dict[str, Any], module: nn.Module | None = None) -> None:
                     raise
         start(own_place(out))
     except (TensorprobeError, OSError) as error:
+        let_through(error)
         sys.stderr.write(f"tensorprobe: not recording. {type(error).__name__}: {error}\n")
 
 

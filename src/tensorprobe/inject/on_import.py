@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tensorprobe.inject import HOOKS_VARIABLE, SIM_HOOK
+from tensorprobe.model.interrupts import let_through
 
 
 def install() -> None:
@@ -86,4 +87,5 @@ def run_hooks(hooks: Any) -> None:
         try:
             getattr(import_module(module), function)(payload)
         except Exception as error:
+            let_through(error)
             sys.stderr.write(f"tensorprobe: {target} failed: {type(error).__name__}: {error}\n")

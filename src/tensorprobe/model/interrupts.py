@@ -9,6 +9,7 @@ They may be of any type, so an `except Exception` of ours would swallow them. Wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -28,18 +29,32 @@ def is_from_program(error: BaseException) -> bool:
     if not isinstance(error, Exception):
         return True
     found = error.__traceback__
-    handlers = None
+    handlers, in_sink = None, False
     while found is not None:
         frame = found.tb_frame
         if not frame.f_code.co_filename.startswith(_OURS):
             handlers = _codes_of_handlers() if handlers is None else handlers
             if id(frame.f_code) in handlers or _holds(frame, frame.f_back):
                 return True
-            if not _is_known(frame.f_code.co_filename):
-                return False  # code that we have called: a sink of the program's
+            in_sink = in_sink or not _is_known(frame.f_code.co_filename)  # code that we have called
         found = found.tb_next
+    if in_sink:
+        return False
     is_foreign = type(error).__module__.partition(".")[0] not in _KNOWN
     return is_foreign or not (error.args or isinstance(error, _WITHOUT_MESSAGE))
+
+
+def let_through(error: BaseException) -> None:
+    """Raise the exception again if the program raised it into our code: for every `except` of ours that may meet one."""
+    if is_from_program(error):
+        raise error
+
+
+class ignoring(contextlib.suppress):
+    """Like `contextlib.suppress`, but what the program raised into our code goes on."""
+
+    def __exit__(self, *raised: Any) -> bool:
+        return bool(super().__exit__(*raised)) and not is_from_program(raised[1])
 
 
 def _is_known(file: str) -> bool:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.numerics.summary import Moments
 
 
@@ -69,7 +70,8 @@ def _has_float64(device_type: str) -> bool:
     """Return whether the device has float64. It is tried out, since no query covers every backend."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device_type).sum()
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError) as error:
+        let_through(error)
         return False
     return True
 

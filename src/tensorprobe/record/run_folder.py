@@ -5,7 +5,6 @@ Ranks do not talk to each other here: each makes what is its own, and the first 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import platform
@@ -20,6 +19,7 @@ import msgspec
 
 from tensorprobe.errors import CannotWrite, RunExists
 from tensorprobe.files import replace_file
+from tensorprobe.model.interrupts import ignoring
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, RankPart
 from tensorprobe.record.step_files import hold
 from tensorprobe.version import VERSION
@@ -59,7 +59,7 @@ def check_writable(run: Path) -> None:
         raise CannotWrite(f"cannot write into {str(run)!r}: {error.strerror or error}.") from None
     finally:
         for folder in reversed(made):
-            with contextlib.suppress(OSError):  # somebody else uses it already
+            with ignoring(OSError):  # somebody else uses it already
                 folder.rmdir()
 
 
@@ -87,7 +87,7 @@ def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
                     return mine
             if not overwrite:
                 raise RunExists(_TAKEN.format(str(run), rank))
-            with contextlib.suppress(FileNotFoundError):
+            with ignoring(FileNotFoundError):
                 old = os.open(path, os.O_RDONLY)
                 try:
                     if not hold(old):
@@ -234,6 +234,6 @@ def _move_rank(source: Path, target: Path, rank: str) -> None:
         step = target / folder.parent.name
         step.mkdir(exist_ok=True)
         folder.rename(step / folder.name)
-        with contextlib.suppress(OSError):  # other ranks have this step too
+        with ignoring(OSError):  # other ranks have this step too
             folder.parent.rmdir()
     (source / f"rank{rank}.json").rename(target / f"rank{rank}.json")

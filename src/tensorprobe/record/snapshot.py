@@ -16,7 +16,7 @@ from tensorprobe.arguments import Tensors
 from tensorprobe.fast import fast
 from tensorprobe.model.dtypes import DTYPES
 from tensorprobe.model.event import NO_TOKEN, SlotEvent
-from tensorprobe.model.interrupts import is_from_program
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.numerics.device_summary import device_moments
 from tensorprobe.record.elements import is_dense
 from tensorprobe.record.writer import BYTES_SEEN, RunWriter
@@ -95,8 +95,7 @@ class Snapshots:
             except (
                 Exception
             ) as error:  # tensors inside vmap, fake storages, subclasses of libraries nobody here has met
-                if is_from_program(error):
-                    raise
+                let_through(error)
                 if type(tensor) is _Tensor and isinstance(error, (AttributeError, TypeError)):
                     raise  # a bug of ours, or a name that this torch lacks: the call counts as failed
                 why = (
@@ -156,8 +155,7 @@ class Snapshots:
         try:
             shape = tuple(int(size) for size in torch_names.shape_of(tensor))
         except Exception as error:  # a nested or symbolic tensor has no shape of plain numbers: () then
-            if is_from_program(error):
-                raise
+            let_through(error)
         dtype = str(torch_names.dtype_of(tensor)).removeprefix("torch.")
         device, grad = self._device(torch_names.device_of(tensor)), torch_names.requires_grad_of(tensor)
         return SlotEvent(name, dtype, shape, device, None, grad, skipped=reason)

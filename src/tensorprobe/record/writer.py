@@ -6,7 +6,6 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import subprocess
@@ -24,7 +23,7 @@ import msgspec
 import numpy
 
 from tensorprobe.model.event import Event, Frames
-from tensorprobe.model.interrupts import is_from_program
+from tensorprobe.model.interrupts import ignoring, let_through
 from tensorprobe.model.manifest import RankPart
 from tensorprobe.numerics.native import implementation
 from tensorprobe.record.apart import OwnFile, own_pipe, unseen_children
@@ -292,8 +291,7 @@ class RunWriter:
                 written.extend(map(_write, (self._pipe.fd,), (rest,)))
             self._out, self._written = b"", []
         except OSError as error:
-            if is_from_program(error):  # a TimeoutError is an OSError too
-                raise
+            let_through(error)  # a TimeoutError is an OSError too
             self._out, self._written = b"", []
             self._fail(f"the recorder has ended ({error.strerror})")
 
@@ -350,7 +348,7 @@ class _RecorderProcess:
             says.close()
 
     def join(self, meanwhile: Callable[[], None] | None = None) -> str | None:
-        with contextlib.suppress(OSError):  # the program has closed the pipe
+        with ignoring(OSError):  # the program has closed the pipe
             while self._hears.fd != -1:
                 while meanwhile is not None and not self._says_more():
                     meanwhile()
@@ -422,12 +420,12 @@ def _start(base: Orders, *, in_process: bool) -> tuple[Ring, OwnFile, _Running]:
         base = msgspec.structs.replace(base, lock_fd=held[0].fd if held else -1)
         reading, writing = own_pipe()
         held += reading, writing
-        with contextlib.suppress(ImportError, OSError):  # a smaller pipe makes the trainer wait a little more often
+        with ignoring(ImportError, OSError):  # a smaller pipe makes the trainer wait a little more often
             import fcntl
 
             fcntl.fcntl(writing.fd, _F_SETPIPE_SZ, _PIPE_BYTES)
         if not in_process:
-            with contextlib.suppress(OSError, AttributeError):  # no shared memory here, or no further process
+            with ignoring(OSError, AttributeError):  # no shared memory here, or no further process
                 ring, recorder = _start_process(msgspec.structs.replace(base, pipe_fd=reading.fd))
                 for file in held[:-1]:
                     file.close()

@@ -16,6 +16,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from tensorprobe import torch_names
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.taps.machinery import is_machinery
 from tensorprobe.taps.patches import Patch
 from tensorprobe.taps.unshown import UnshownCalls
@@ -100,7 +101,8 @@ class ModeStack:
         finally:
             try:
                 top = torch_names.pop_function_mode()  # at once: a signal's handler may raise between any two calls
-            except RuntimeError:  # there is none
+            except RuntimeError as error:  # there is none
+                let_through(error)
                 top = None
             still_on = top is mode
             if top is not None and not still_on:

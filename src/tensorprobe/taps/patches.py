@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 _MOST_LAYERS = 100
+_standing: list[Patch] = []
+"""Those that are not removed, also while nobody else knows them: an exception may come as one is made or removed."""
 
 
 class Patch:
@@ -27,6 +29,7 @@ class Patch:
         self._original = getattr(owner, name)
         self.active = True
         self._wrapper = functools.update_wrapper(make(self._original, self), self._original)
+        _standing.append(self)
         setattr(owner, name, staticmethod(self._wrapper) if isinstance(self._found, staticmethod) else self._wrapper)
 
     def remove(self) -> None:
@@ -35,6 +38,7 @@ class Patch:
         if not self.restore():
             for replace in _holders(getattr(self._owner, self._name, None), self._wrapper):
                 replace(self._original)
+        _standing[:] = [patch for patch in _standing if patch is not self]
 
     @property
     def is_reached(self) -> bool:
@@ -52,6 +56,17 @@ class Patch:
         else:
             setattr(owner, self._name, self._found)
         return True
+
+
+def remover() -> Callable[[], None]:
+    """Return a function that removes the patches made from now on, as far as that is still to be done."""
+    before = list(_standing)
+
+    def remove() -> None:
+        for patch in [patch for patch in _standing if patch not in before]:
+            patch.remove()
+
+    return remove
 
 
 def _holders(outermost: Any, wrapper: Any) -> Iterator[Callable[[Any], None]]:

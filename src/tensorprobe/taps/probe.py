@@ -35,6 +35,7 @@ from tensorprobe.taps.machinery import MachineryTap
 from tensorprobe.taps.modes import ModeStack
 from tensorprobe.taps.module_names import ModuleNames
 from tensorprobe.taps.module_tap import ModuleTap
+from tensorprobe.taps.patches import remover
 from tensorprobe.taps.ranks import coordinates, find_rank, find_world_size, main_device
 from tensorprobe.taps.recompute import RecomputeTap
 from tensorprobe.taps.select import Selection
@@ -158,6 +159,7 @@ class Probe:
             if not session.forked:
                 ending.callback(self._close, session)
             ending.callback(self._leave)
+            ending.callback(self._remove_patches)  # the taps do it, unless they are interrupted
             for tap in self._taps:
                 ending.callback(tap.remove)
             ending.callback(self._modes.leave)
@@ -216,6 +218,7 @@ class Probe:
 
     def _install(self, session: Session) -> None:
         level = self.settings.level
+        self._remove_patches = remover()
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
         self._machinery = MachineryTap(session)
@@ -253,6 +256,7 @@ class Probe:
             self._modes.leave()
             for tap in self._taps:
                 tap.remove()
+            self._remove_patches()
             raise
 
     def _next_step(self) -> None:

@@ -21,7 +21,7 @@ from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
 from tensorprobe.model import Coverage, Level
 from tensorprobe.model.event import Event
-from tensorprobe.model.interrupts import is_from_program
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import Sink
 from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
 from tensorprobe.taps.select import Selection, Wanted, backward_of
@@ -413,8 +413,7 @@ class Session:
 
     def tool_failed(self, where: str, error: BaseException) -> None:
         """Count a failure of the tool and remember the first. What the program itself raised into our code goes on to it."""
-        if is_from_program(error):
-            raise error
+        let_through(error)
         self.failed += 1
         if self.first_error is None:
             self.first_error = f"{where}, step {self.step}: {type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
-from tensorprobe.model.interrupts import is_from_program
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.taps.module_names import ModuleNames, inner_module
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ class Training:
                     self._states_of = now
                     self._states = dict(self._roles_of(optimizer))
         except Exception as error:  # an optimizer that is built otherwise than those of torch
-            if is_from_program(error):
-                raise
+            let_through(error)
             self._session.notes[f"roles are not known: {type(error).__name__}: {error}"] += 1
         return (self._gradients if optimizer is None else self._states).get(key)
 

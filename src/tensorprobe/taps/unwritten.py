@@ -21,6 +21,7 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_result
 from tensorprobe.model.event import SlotEvent
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.reason import Unrecorded
 from tensorprobe.ops import Trait, has, is_collective
 from tensorprobe.ops.table import short_name
@@ -254,7 +255,8 @@ class Unwritten:
                 try:
                     with torch.random.fork_rng(devices=[]):
                         flatten_result(func(*_replaced(args, other), **_replaced(kwargs, other)), found)
-                except Exception:
+                except Exception as error:
+                    let_through(error)
                     self._note("a call read memory that nobody had written, and could not be computed again")
                     return
                 results.append(dict(found))
@@ -276,7 +278,8 @@ def _key(tensor: torch.Tensor) -> int | None:
         return None
     try:
         return torch_names.storage_key(tensor)
-    except (RuntimeError, NotImplementedError):  # sparse, nested or fake tensors, and those inside vmap
+    except RuntimeError as error:  # sparse, nested or fake tensors, and those inside vmap
+        let_through(error)
         return None
 
 

@@ -16,6 +16,7 @@ from tensorprobe.legacy.checker import logger, speak
 from tensorprobe.legacy.checker.config import msCheckerConfig
 from tensorprobe.legacy.layouts.checker_writer import Guard, finish_recording, recording_folder
 from tensorprobe.legacy.wrapped import RULES
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import Needs
 from tensorprobe.record.run_sink import RunSink
 from tensorprobe.taps import Probe
@@ -81,6 +82,7 @@ class _Watch:
         try:
             written = finish_recording(recording.folder, has_ended=True)
         except (OSError, TensorprobeError) as error:
+            let_through(error)
             logger.error("The JSON files are not written: %s\n  run_ut writes them from '%s'.", error, recording.folder)
             return
         finally:

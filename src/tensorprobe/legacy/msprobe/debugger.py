@@ -28,6 +28,7 @@ from tensorprobe.legacy.msprobe.grad_probe import GradientProbe
 from tensorprobe.legacy.msprobe.overflow import start_overflow
 from tensorprobe.legacy.msprobe.saved_variables import SavedVariables
 from tensorprobe.model import Coverage
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.taps import Probe, active_probe, seed_all
 from tensorprobe.taps.module_names import class_name, inner_module
@@ -125,6 +126,7 @@ class PrecisionDebugger:
                 try:
                     self._saved = SavedVariables(self.config, folder)
                 except (OSError, TensorprobeError) as error:
+                    let_through(error)
                     self._say_once("save(%r) has saved nothing: %s", name, error)
                     return
             self._saved.save(variable, name, gradients=save_backward)
@@ -187,6 +189,7 @@ class PrecisionDebugger:
             if wanted:
                 turn.dump = begin(config, folder, rank=number, model=self._model, only=turn.only, before=before)
         except (OSError, TensorprobeError) as error:
+            let_through(error)
             if not self._under_way:
                 raise _explained(error, config.dump_path) from None
             logger.error("Step %d is not dumped: %s", turn.step, error)  # training is under way: it goes on

@@ -24,6 +24,7 @@ from tensorprobe.errors import RunNotFound, SettingsError, TensorDamaged
 from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.legacy.msprobe.config import DumpConfig
 from tensorprobe.model import DTYPES
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.numerics.summary import summarize_buffer
 from tensorprobe.record.export import safe_file_name
 from tensorprobe.taps.ranks import find_rank
@@ -66,6 +67,7 @@ class GradientProbe:
             with torch_names.no_overrides(), torch.no_grad():
                 self._write(wanted.dump_path / f"rank{rank}", step)
         except Exception as error:  # of the disk, or of a tensor of an unknown kind: the training goes on
+            let_through(error)
             logger.error("The gradients of step %d are not written: %s: %s", step, type(error).__name__, error)
 
     def _write(self, folder: Path, step: int) -> None:

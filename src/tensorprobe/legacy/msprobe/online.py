@@ -31,6 +31,7 @@ from tensorprobe.legacy.msprobe import logger, speak
 from tensorprobe.model import DTYPES
 from tensorprobe.model.dtypes import NUMPY_NAMES
 from tensorprobe.model.event import Event
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.online import OnlineRow
 from tensorprobe.numerics.summary import summarize_address
 from tensorprobe.report.online_text import failure_line, render_online
@@ -261,6 +262,7 @@ class ResultFolder:
             for side, slot, tensor in files:
                 numpy.save(self.path / side / f"{name}_{slot}.npy", _array(tensor), allow_pickle=False)
         except (OSError, RuntimeError, TypeError) as error:
+            let_through(error)
             trouble = f"not dumped: {type(error).__name__}: {error}"
             with self._lock:
                 self.lost += 1

@@ -26,6 +26,7 @@ from tensorprobe.legacy.msprobe import logger
 from tensorprobe.legacy.msprobe.config import DumpConfig, make_target
 from tensorprobe.model import DTYPES, Slot
 from tensorprobe.model.event import SlotEvent
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.numerics.summary import summarize_buffer
 from tensorprobe.record.elements import to_numpy
 from tensorprobe.record.export import safe_file_name
@@ -73,6 +74,7 @@ class SavedVariables:
                 if gradients:
                     self._await_gradients(f"{name}_grad.{number}.debug", tree, tensors)
             except Exception as error:  # of the disk, or of a tensor of a kind that nobody here has met
+                let_through(error)
                 logger.warning("save(%r) has saved nothing: %s: %s", name, type(error).__name__, error)
 
     def close(self) -> None:
@@ -109,6 +111,7 @@ class SavedVariables:
                     if not gradients.hooks:
                         self._finish(gradients)
                 except Exception as error:
+                    let_through(error)
                     logger.warning("%s is not saved: %s: %s", gradients.key, type(error).__name__, error)
 
         return hook

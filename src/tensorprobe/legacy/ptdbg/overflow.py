@@ -27,6 +27,7 @@ from tensorprobe.legacy.layouts.dump_files import numbers_in
 from tensorprobe.legacy.layouts.ptdbg_lines import WITHOUT_STATISTICS, stack_line_name, write_line_name
 from tensorprobe.legacy.ptdbg import acl, logger
 from tensorprobe.model import DTYPES, Call, Frame, Slot
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import CallRules
 from tensorprobe.ops.names import underscored
 from tensorprobe.record.export import safe_file_name
@@ -134,6 +135,7 @@ class OverflowCheck:
         try:
             pkl = self._write(kept)
         except OSError as error:
+            let_through(error)
             self._said = f"{name} overflowed; its dump file could not be saved: {error}."
             logger.error("[overflow %d times]: %s", self.count, self._said)
             return

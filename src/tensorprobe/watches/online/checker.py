@@ -12,6 +12,7 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.errors import TrainingStopped
 from tensorprobe.model.event import Event
+from tensorprobe.model.interrupts import is_from_program, let_through
 from tensorprobe.model.online import OpCount
 from tensorprobe.model.reason import NotCompared
 from tensorprobe.model.sink import AtenNumbers
@@ -32,6 +33,9 @@ from tensorprobe.watches.online.workers import Workers
 
 Found = Callable[[Case, Event, int, int, list[Judged], "Compared | None"], None]
 """Called for every compared call with the case, its event, step and order, the rows, and the errors against the chain."""
+
+
+INTERRUPTED = "interrupted by an exception of the program"
 
 
 class _Open(NamedTuple):
@@ -92,7 +96,10 @@ class Checker:
             opened = self._open(func, plan, given, numbers)
             if self._chain is not None and (opened is None or plan.draws):
                 self._chain.pass_by(plan, given)
-        except Exception as error:
+        except BaseException as error:
+            if is_from_program(error):  # the call is not made
+                self.seen -= 1
+                raise
             self._break(str(func), error)
             return None
         return opened
@@ -143,7 +150,7 @@ class Checker:
             self._hand_over(opened, result)
         except TrainingStopped:
             raise
-        except Exception as error:
+        except BaseException as error:
             self._take_back(opened, error)
         return result
 
@@ -188,6 +195,7 @@ class Checker:
         except TrainingStopped as asked:
             stop = asked
         except Exception as error:
+            let_through(error)
             self._take_back(opened, error)
             return
         failing = [row for row in rows if not row.opinion.passes]
@@ -213,16 +221,21 @@ class Checker:
                 if self._chain is not None:
                     self._chain.look_again(target)
 
-    def _take_back(self, opened: _Open, error: Exception) -> None:
-        """Withdraw a call that cannot be compared: it has no reference, or the tool failed on it."""
+    def _take_back(self, opened: _Open, error: BaseException) -> None:
+        """Withdraw a call that cannot be compared: it has no reference, the tool failed on it, or it was interrupted."""
         with self._lock:
             self.compared -= 1
-        if isinstance(error, (CannotLift, NoReference)):
+        interrupted = is_from_program(error)
+        if interrupted:
+            self._skip(INTERRUPTED, opened.plan.name)
+        elif isinstance(error, (CannotLift, NoReference)):
             self._skip(str(error), opened.plan.name)
         else:
             self._break(opened.event.name, error)
         if self._chain is not None:
             self._chain.pass_by(opened.plan, opened.given)
+        if interrupted:
+            raise error
 
     def _skip(self, reason: str, op: str) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from typing import Any
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.model import Coverage
 from tensorprobe.model.event import Event, Frames
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.model.sink import AtenNumbers, SecondSink
 from tensorprobe.replay.randomness import draws_random, sampling
@@ -165,6 +166,7 @@ class Findings(SecondSink):
         try:
             save(case, rows, folder, title)
         except Exception as error:  # a full disk must not lose the finding too
+            let_through(error)
             self._remember(f"{folder} could not be written: {type(error).__name__}: {error}")
             return ""
         return str(folder)
@@ -177,6 +179,7 @@ class Findings(SecondSink):
         try:
             self._write("report.html", to_html(online_page(self.result)).encode(), "wb")
         except Exception as error:
+            let_through(error)
             self._remember(f"the page could not be made: {type(error).__name__}: {error}")
 
     def _write(self, name: str, line: bytes, how: str) -> None:
@@ -185,6 +188,7 @@ class Findings(SecondSink):
             with (self.folder / name).open(how) as file:
                 file.write(line)
         except OSError as error:
+            let_through(error)
             self._remember(f"{self.folder / name} could not be written: {error}")
 
     def _remember(self, failure: str) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tensorprobe import torch_names
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.replay.runs import said
 from tensorprobe.watches.online.lifting import Arguments, OpPlan
 
@@ -119,8 +120,10 @@ def run(func: Any, plan: OpPlan, given: Arguments) -> Outputs:
         try:
             result = func(*given.args, **given.kwargs)
         except NotImplementedError as error:
+            let_through(error)
             result = _decomposed(func, plan, given, error)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            let_through(error)
             raise NoReference(said(error)) from None
     return outputs_of(plan, given, result)
 
@@ -154,4 +157,5 @@ def _decomposed(func: Any, plan: OpPlan, given: Arguments, error: NotImplemented
     try:
         return way(*given.args, **given.kwargs)
     except Exception as problem:  # a decomposition may raise anything
+        let_through(problem)
         raise NoReference(f"{NO_KERNEL}, and its decomposition raised {said(problem)}") from None

@@ -40,7 +40,7 @@ class OnlineWatch:
         }
         self._measures = Measures(chosen.policy)
         self._chain = Chain() if chosen.chain else None
-        self._workers, self._budget = chosen.workers, chosen.budget
+        self._threads, self._budget = chosen.workers, chosen.budget
         self._checker_settings = {
             "narrow": bool(chosen.ops or chosen.modules),
             "precision": REFERENCES[chosen.reference],
@@ -52,6 +52,7 @@ class OnlineWatch:
         self._model = model
         self._probe: Probe | None = None
         self._findings: Findings | None = None
+        self._workers: Workers | None = None
 
     def start(self) -> OnlineWatch:
         """Start. Raises RunExists if the folder holds other results, SettingsError if a probe is already running."""
@@ -62,38 +63,38 @@ class OnlineWatch:
             raise SettingsError(f"a probe into {str(running.out)!r} is running in this process. Stop it first.")
         rank = find_rank()
         folder = None if self.out is None else make_folder(self.out / f"rank{rank}", self._overwrite)
-        workers = Workers(self._workers, self._budget)
-        findings = Findings(
-            reference=self.reference,
-            policy=self._measures.name,
-            rank=rank,
-            folder=folder,
-            workers=workers,
-            chain=self._chain,
-            **self._finding_settings,  # type: ignore[arg-type]
-        )
-        checker = Checker(
-            measures=self._measures,
-            workers=workers,
-            chain=self._chain,
-            found=findings.found,
-            **self._checker_settings,  # type: ignore[arg-type]
-        )
-        findings.ask(checker)
-        probe = Probe(
-            folder or ".",
-            model=self._model,
-            steps_by="optimizer",
-            sink=findings,
-            level="aten",
-            **self._probe_settings,
-        )
+        workers = Workers(self._threads, self._budget)
         try:
+            findings = Findings(
+                reference=self.reference,
+                policy=self._measures.name,
+                rank=rank,
+                folder=folder,
+                workers=workers,
+                chain=self._chain,
+                **self._finding_settings,  # type: ignore[arg-type]
+            )
+            checker = Checker(
+                measures=self._measures,
+                workers=workers,
+                chain=self._chain,
+                found=findings.found,
+                **self._checker_settings,  # type: ignore[arg-type]
+            )
+            findings.ask(checker)
+            probe = Probe(
+                folder or ".",
+                model=self._model,
+                steps_by="optimizer",
+                sink=findings,
+                level="aten",
+                **self._probe_settings,
+            )
             probe.start()
+            self._findings, self._probe, self._model, self._workers = findings, probe, None, workers
         except BaseException:
             workers.close()
             raise
-        self._findings, self._probe, self._model = findings, probe, None
         return self
 
     def step(self) -> None:
@@ -103,8 +104,11 @@ class OnlineWatch:
 
     def stop(self) -> OnlineResult:
         """Stop: judge the remaining calls, remove everything that was installed, write the result and return it."""
-        if self._probe is not None:
-            self._probe.stop()
+        if self._probe is not None and self._workers is not None:
+            try:
+                self._probe.stop()
+            finally:
+                self._workers.close()
         return self.result
 
     def __enter__(self) -> OnlineWatch:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 Job = Callable[[], None]
+_PAUSE_S = 0.001
 
 
 class Workers:
@@ -16,14 +17,19 @@ class Workers:
 
     def __init__(self, number: int, budget: int) -> None:
         self._budget = budget
-        self._under_way = self._unfinished = 0
-        self._changed = threading.Condition()
+        self._begun = self._ended = self._bytes_begun = self._bytes_ended = 0
+        self._counting, self._pause = threading.Lock(), threading.Lock()
+        self._pause.acquire()  # nobody releases it: to wait for it is to pause
         self._jobs: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"tensorprobe-online-{at}", daemon=True) for at in range(number)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __bool__(self) -> bool:
         return bool(self._threads)
@@ -33,23 +39,29 @@ class Workers:
         if not self._threads:
             job()
             return
-        with self._changed:
-            self._changed.wait_for(lambda: not self._under_way or self._under_way + nbytes <= self._budget)
-            self._under_way += nbytes
-            self._unfinished += 1
+        while self._bytes_begun > self._bytes_ended and self._bytes_begun + nbytes > self._bytes_ended + self._budget:
+            self._wait()
+        # No handler of a signal can raise, and no thread takes over, before `put` is done: nothing is called.
+        self._begun += 1
+        self._bytes_begun += nbytes
         self._jobs.put((job, nbytes))
 
     def settle(self) -> None:
         """Wait for all jobs."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unfinished)
+        while self._begun > self._ended:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Pause. A condition variable would stay locked where the handler of a signal raises as it is acquired."""
+        self._pause.acquire(timeout=_PAUSE_S)
 
     def close(self) -> None:
         """Wait for all jobs and end the threads."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
         self._threads = []
 
     def _work(self) -> None:
@@ -60,7 +72,6 @@ class Workers:
                     job()
                 finally:
                     del job, entry
-                    with self._changed:
-                        self._under_way -= nbytes
-                        self._unfinished -= 1
-                        self._changed.notify_all()
+                    with self._counting:
+                        self._ended += 1
+                        self._bytes_ended += nbytes

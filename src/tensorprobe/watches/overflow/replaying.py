@@ -18,6 +18,7 @@ import torch
 
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.model import Call
+from tensorprobe.model.interrupts import ignoring, let_through
 from tensorprobe.model.overflow import FirstNonfinite, Verdict
 from tensorprobe.model.reason import NotReplayed
 from tensorprobe.numerics.summary import greatest_finite
@@ -129,6 +130,7 @@ def replay_verdict(
         except CannotReplay as reason:
             return Judgement("unknown", f"it cannot be run alone: {reason}")
         except Exception as error:  # an op may raise anything on the CPU; the report has the reason
+            let_through(error)
             return Judgement("unknown", f"it cannot be run alone: {said(error)}")
         wide, precision = _wide(call, inputs, gradients)
         return _judge(call, mine, theirs, wide, precision)
@@ -180,7 +182,7 @@ def _peak(tensor: torch.Tensor) -> float | None:
 def _wide(call: Call, inputs: Tensors, gradients: Tensors | None) -> tuple[Tensors, str]:
     """Return the results in float64, or float32 if the op has no such kernel; empty if it has neither."""
     for precision, name in (("double", "float64"), ("single", "float32")):
-        with contextlib.suppress(Exception):  # no such kernel: try the narrower one
+        with ignoring(Exception):  # no such kernel: try the narrower one
             return _results(call, inputs, gradients, "cpu", precision), name
     return {}, "float64"
 
@@ -241,6 +243,7 @@ def judge_finding(finding: Finding, folder: Path | None, *, replay: bool, notes:
                 script = save_script(kept, folder)
                 fact = msgspec.structs.replace(fact, script=str(script))
             except (CannotReplay, OSError) as error:
+                let_through(error)
                 notes[f"{fact.call}: no replay script: {said(error)}"] += 1
         kept.first = fact
     finding.fact = fact

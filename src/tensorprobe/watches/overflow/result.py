@@ -10,6 +10,7 @@ import msgspec
 
 from tensorprobe.errors import RunDamaged, TensorprobeError
 from tensorprobe.files import read_file, replace_file
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, OverflowReport
 from tensorprobe.ops import is_collective
 from tensorprobe.report.forms import Answer
@@ -106,6 +107,7 @@ def merge_watches(folder: Path) -> OverflowReport:
             text = read_file(path).replace(b'\n "births": [', b'\n "first_nonfinite": [')
             reports.append(decode(text, OverflowReport, what="an overflow report"))
         except (TensorprobeError, OSError) as error:
+            let_through(error)
             raise RunDamaged(f"'{path}' cannot be read: {error}. Remove it to see the other ranks.") from None
     first_nonfinite, arrivals = merge_facts(
         [*(b for r in reports for b in r.first_nonfinite), *(a for r in reports for a in r.arrivals)]

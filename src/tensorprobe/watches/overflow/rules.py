@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.overflow import BadOutput, Extent
 from tensorprobe.numerics.summary import Moments, greatest_finite
 from tensorprobe.ops import Trait, has, plain_name
@@ -178,7 +179,8 @@ def new_places(call: Seen) -> int | None:
         infinite = facts.values().isinf()  # type: ignore[misc]
         try:
             infinite = infinite.expand(output.shape)
-        except RuntimeError:
+        except RuntimeError as error:
+            let_through(error)
             return None
         covered = infinite if covered is None else covered | infinite
     found = output.isinf() if covered is None else output.isinf() & ~covered.to(output.device)

@@ -15,6 +15,7 @@ from typing import Any
 from tensorprobe.errors import RunExists, SettingsError, TrainingStopped
 from tensorprobe.files import replace_file
 from tensorprobe.model import Coverage
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.model.sink import CallRules
 from tensorprobe.taps.probe import Probe
@@ -132,6 +133,7 @@ class OverflowWatch:
             if (merged := merge_watches(self.out)).closed:
                 replace_file(self.out / "report.html", to_html(overflow_page(merged)).encode())
         except Exception as error:  # it must not reach the training
+            let_through(error)
             self._notes[f"the page could not be made: {type(error).__name__}: {error}"] += 1
 
     def step(self) -> None:
@@ -206,6 +208,7 @@ class OverflowWatch:
         try:
             write_report(self.out, self.rank, self._described())
         except OSError as error:
+            let_through(error)
             self._notes[f"findings could not be written: {error}"] += 1
 
     def _settle(self, new: list[Finding]) -> None:
@@ -235,6 +238,7 @@ class OverflowWatch:
             try:
                 self._on_first(finding.kept)
             except Exception as error:
+                let_through(error)
                 self._notes[f"on_first raised {type(error).__name__}: {error}"] += 1
         if finding.kept is not None:
             self._registrar.keeper.let_go(finding.kept)
