@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -76,7 +77,7 @@ def test_an_end_that_is_quick_shows_nothing() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_names_without_types(command: str) -> None:
     page = run_program(command, "--help").stdout
-    assert "<" not in page and "{" not in page and "[[" not in page
+    assert not re.search(r"<[a-z]|\{|\[\[", page)
     assert "--output" not in page and ("--out" not in page or "-o, --out FOLDER" in page)
 
 
