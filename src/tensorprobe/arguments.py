@@ -18,6 +18,7 @@ _MANY = 64
 _INPUTS = [f"input.{i}" for i in range(_MANY)]
 _OUTPUTS = [f"output.{i}" for i in range(_MANY)]
 _REFERENCES = [{"slot": name} for name in _INPUTS]
+_REDUCTIONS = ("ReduceOp", "ReduceOp.RedOpType")
 _PLAIN = frozenset((int, bool, str, type(None)))
 _BY_KEYWORD = ("input.kwargs.running_mean", "input.kwargs.running_var")
 _RUNNING_STATISTICS = {
@@ -85,6 +86,8 @@ def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
         return {"type": "complex", "value": [_name_float(value.real), _name_float(value.imag)]}
     if value is ...:
         return {"type": "ellipsis", "value": None}
+    if kind.__qualname__ in _REDUCTIONS and kind.__module__.startswith("torch."):
+        return {"type": "torch.distributed.ReduceOp", "value": _name_reduction(value)}
     if isinstance(value, list):
         return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
@@ -98,6 +101,12 @@ def _short_name(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _name_reduction(value: Any) -> str:
+    """Return `SUM`, `AVG`, …; a ReduceOp has no name of its own, but equals one of its members."""
+    members: dict[str, Any] = getattr(type(value), "RedOpType", type(value)).__members__
+    return next((name for name, member in members.items() if value == member), "")
 
 
 def _name_float(value: float) -> float | str:

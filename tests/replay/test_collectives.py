@@ -64,3 +64,28 @@ def test_a_collective_that_cannot_be_judged_is_skipped_with_the_reason(tmp_path:
     assert grouped.exit_code == 2 and "in a group of ranks" in str(grouped)
     unknown = tensorprobe.audit(write(tmp_path / "c", "gather", made), jobs=0)
     assert unknown.exit_code == 2 and "no definition of the collective gather" in str(unknown)
+
+
+def _asked(kind: str) -> dict[str, str]:
+    return {"type": "torch.distributed.ReduceOp", "value": kind}
+
+
+def test_a_sum_in_place_of_a_mean_is_found_by_audit_and_by_compare(tmp_path: Path) -> None:
+    mean, total = RIGHT["all_reduce of the mean"], RIGHT["all_reduce"]
+    right = write(tmp_path / "right", "all_reduce", mean, op=_asked("AVG"))
+    wrong = write(tmp_path / "wrong", "all_reduce", total, op=_asked("AVG"))
+    assert tensorprobe.audit(right, jobs=0).exit_code == 0
+    found = tensorprobe.audit(wrong, jobs=0)
+    assert [check.forward for check in found.failures] == ["fail", "fail"]
+    assert "is not the AVG of the ranks' inputs but their SUM" in found.failures[0].details[0].message
+    compared = tensorprobe.compare(right, wrong).divergence
+    assert compared is not None and compared.status == "introduced" and "all_reduce" in compared.call
+
+    other = write(tmp_path / "other", "all_reduce", total, op=_asked("SUM"))
+    assert tensorprobe.audit(other, jobs=0).exit_code == 0
+    asked = tensorprobe.compare(right, other).divergence
+    assert asked is not None and asked.finding is not None and "'AVG' → 'SUM'" in asked.finding.detail
+    older = {"type": "object", "value": "torch._C._distributed_c10d.ReduceOp.RedOpType"}
+    assert tensorprobe.compare(right, write(tmp_path / "old", "all_reduce", mean, op=older)).exit_code == 0
+    xor = tensorprobe.audit(write(tmp_path / "xor", "all_reduce", total, op=_asked("BXOR")), jobs=0)
+    assert xor.exit_code == 2 and "no definition of the reduction BXOR" in str(xor)

@@ -141,6 +141,7 @@ def test_collectives_are_recorded_with_their_results(tmp_path: Path) -> None:
         reduced, waited = (the_call(run, f"Distributed.all_reduce.{number}.forward", rank=rank) for number in (0, 1))
         assert value(reduced, "input.0").tolist() == [rank + 1.0] * 3
         assert value(reduced, "output.0").tolist() == [3.0] * 3
+        assert (reduced.model.kwargs or {})["op"] == {"type": "torch.distributed.ReduceOp", "value": "SUM"}
         assert value(waited, "input.0").tolist() == [rank + 1.0] * 4
         assert value(waited, "output.0").tolist() == [3.0] * 4
         gathered = the_call(run, "Distributed.all_gather.0.forward", rank=rank)

@@ -283,9 +283,11 @@ def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str
     baseline, candidate = _as_list(baseline), _as_list(candidate)
     if baseline == candidate or (_is_device(baseline) and _is_device(candidate)):
         return
-    if isinstance(baseline, dict) and isinstance(candidate, dict) and baseline.get("type") == candidate.get("type"):
-        if baseline.get("type") == "object":
-            return  # what cannot be rebuilt is known by the name of its type only
+    both = isinstance(baseline, dict) and isinstance(candidate, dict)
+    kinds = {baseline.get("type"), candidate.get("type")} if both else set()
+    if "object" in kinds and kinds <= {"object", "torch.distributed.ReduceOp"}:
+        return  # what cannot be rebuilt is known by the name of its type only
+    if len(kinds) == 1:
         for key in [*baseline, *(key for key in candidate if key not in baseline)]:
             inside = place if key == "value" else f"{place}.{key}"
             yield from _tree_differences(baseline.get(key, _ABSENT), candidate.get(key, _ABSENT), inside)

@@ -1,7 +1,7 @@
 """A recorded collective, judged by what the ranks themselves recorded: the sum of the parts against the result.
 
 In: a run with the records of all ranks, and one rank's call. Out: a judged row for each output. A collective is judged only if all ranks
-took part (no group is given) and each of them recorded it. Which reduction was asked for is not recorded, so the one that fits best counts.
+took part (no group is given) and each of them recorded it. Where the kind of reduction was not recorded, the one that fits best counts.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _judge(call: StoredCall, name: str, parts: Parts, made: Mapping[str, torch.T
             return []
         if "scatter" in name:
             parts = [part.chunk(len(parts))[at] for part in parts]
-        return [_reduced(result, parts)]
+        return [_reduced(result, parts, _reduction(call))]
     if name == "broadcast":
         wanted = {"output.0": parts[_whole_number(call, name)]}
     elif name == "all_gather":
@@ -134,6 +134,14 @@ def _whole_number(call: StoredCall, name: str) -> int:
     return found if isinstance(found, int) else 0
 
 
+def _reduction(call: StoredCall) -> str:
+    """Return `SUM`, `AVG`, …; empty in records of other tools, and in those that are older."""
+    for tree in [*(call.model.args or []), *(call.model.kwargs or {}).values()]:
+        if isinstance(tree, dict) and tree.get("type") == "torch.distributed.ReduceOp":
+            return str(tree.get("value"))
+    return ""
+
+
 def _moved(slot: str, result: torch.Tensor, expected: torch.Tensor) -> Checked:
     if result.numel() != expected.numel():
         raise CannotReplay("its result has another size than what the ranks sent")
@@ -142,23 +150,28 @@ def _moved(slot: str, result: torch.Tensor, expected: torch.Tensor) -> Checked:
     return _row(slot, result, expected, "different", float(wrong), "what the ranks sent")
 
 
-def _reduced(result: torch.Tensor, parts: Parts) -> Checked:
-    """Compare with the reduction that fits best. A sum may be rounded once for each rank, whatever its order."""
+def _reduced(result: torch.Tensor, parts: Parts, kind: str) -> Checked:
+    """Compare with the reduction of that kind, or with the one that fits best. A sum may be rounded once for each rank."""
     wide = torch.stack([part.double() if part.is_floating_point() else part for part in parts])
     eps, count = EPS.get(dtype_name(result.dtype), 0.0), len(parts)
     size = wide.abs().sum(0)
-    ways = [
-        (wide.sum(0), size), (wide.double().mean(0), size / count), (wide.prod(0), wide.prod(0).abs()),
-        (wide.amax(0), torch.zeros_like(size)), (wide.amin(0), torch.zeros_like(size)),
-    ]  # fmt: skip
+    ways = {
+        "SUM": (wide.sum(0), size), "AVG": (wide.double().mean(0), size / count),
+        "PRODUCT": (wide.prod(0), wide.prod(0).abs()), "MAX": (wide.amax(0), torch.zeros_like(size)),
+        "MIN": (wide.amin(0), torch.zeros_like(size)),
+    }  # fmt: skip
+    if kind and kind not in ways:
+        raise CannotReplay(f"there is no definition of the reduction {kind} here")
     found = []
-    for expected, scale in ways:
+    for name, (expected, scale) in ways.items():
         off = (result.to(expected.dtype) - expected).abs().double()
         most = (off - count * eps * scale.double()).nan_to_num(0.0, posinf=float("inf")).max() if off.numel() else 0.0
-        found.append((float(most), float(off.max()) if off.numel() else 0.0, expected))
-    most, _, expected = min(found, key=lambda each: (max(each[0], 0.0), each[1]))
-    by = "beyond the rounding of the parts"
-    return _row("output.0", result, expected, by, max(most, 0.0), "a reduction of the ranks' inputs")
+        found.append((name, float(most), float(off.max()) if off.numel() else 0.0, expected))
+    best = min(found, key=lambda each: (max(each[1], 0.0), each[2]))
+    asked, most, _, expected = next((each for each in found if each[0] == kind), best)
+    what = "a reduction of the ranks' inputs" if not kind else f"the {asked} of the ranks' inputs"
+    what += f" but their {best[0]}" if most > 0.0 >= best[1] else ""
+    return _row("output.0", result, expected, "beyond the rounding of the parts", max(most, 0.0), what)
 
 
 def _row(slot: str, result: torch.Tensor, expected: torch.Tensor, by: str, measured: float, what: str) -> Checked:
