@@ -188,6 +188,16 @@ def name_list(given: Any, key: str) -> tuple[str, ...]:
     return entries
 
 
+def two_names(given: Any, key: str) -> tuple[str, ...]:
+    """Check the first and the last call of a span."""
+    ends = name_list(given, key)
+    if len(ends) != 2:
+        raise SettingsError(
+            f"{key} has {len(ends)} name{'s' if len(ends) != 1 else ''}; expected two, the first and the last call."
+        )
+    return ends
+
+
 def parse_numbers(given: Any, key: str) -> tuple[int, ...]:
     """Return `3`, `[0, 2]`, `"0,2-4"` or `["0", "2-4"]` as sorted, distinct numbers."""
     parts: Iterable[Any] = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else given

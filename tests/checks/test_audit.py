@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorprobe
+from tensorprobe.checks import runner
 from tensorprobe.errors import NoData, NotFound, SettingsError
 from tensorprobe.model.precheck import Audit
 from tensorprobe.standard_json import decode
+from tensorprobe.work.pool import Death
 
 Spoiler = Callable[[torch.Tensor], torch.Tensor]
 
@@ -147,6 +149,37 @@ def test_a_fault_that_strikes_once_is_found_where_it_struck(tmp_path: Path) -> N
 def test_a_dropout_that_forgets_to_scale_is_found(tmp_path: Path) -> None:
     folder = record(tmp_path / "run", Wrong("div_.Scalar", lambda t: t.mul_(0.75)))
     assert {check.op for check in audit(folder).failures} == {"Functional.dropout"}
+
+
+def test_a_span_is_audited_from_its_first_call_to_its_last(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", steps=2)
+    ends = ("Functional.layer_norm.0.forward", "Functional.softmax.0.forward")
+    chosen = [(each.step, each.op.partition(".")[2]) for each in audit(folder, span=ends).checks]
+    assert chosen == [(step, op) for step in (0, 1) for op in ("layer_norm", "gelu", "softmax")]
+    backward = audit(folder, span=("Functional.softmax.1.backward", "Functional.gelu.1.backward"), steps=0)
+    assert {each.call for each in backward.checks} == {f"Functional.{op}.1.forward" for op in ("softmax", "gelu")}
+    with pytest.raises(NotFound, match=r"no call that can be run fits 'Functional\.gelu\.7'"):
+        audit(folder, span=("Functional.gelu.0", "Functional.gelu.7"))
+    with pytest.raises(SettingsError, match="span has 1 name"):
+        audit(folder, span=("Functional.gelu.0",))
+
+
+def test_a_cluster_gives_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def perform(job: Any, parcels: Any, *, take: Any, died: Any, **_: Any) -> None:
+        died(Death(0, "was lost by the cluster", ""))
+        for number, parcel in enumerate(parcels[1:], 1):
+            with runner.serve_chunks(job.start, None) as answer:
+                take(number, answer(parcel).content)
+
+    monkeypatch.setattr("tensorprobe.work.cluster.run_on_cluster", perform)
+    monkeypatch.setattr(runner, "_CHUNK_CALLS", 6)
+    folder = record(tmp_path / "run", Wrong("_softmax.default", scaled))
+    here, there = audit(folder), audit(folder, engine="ray")
+    assert [each.forward for each in there.checks[:6]] == ["skip"] * 6 and "lost by the cluster" in str(there)
+    assert [each.details for each in there.failures] == [here.failures[1].details]
+    assert [(each.call, each.forward) for each in there.checks[6:]] == [(e.call, e.forward) for e in here.checks[6:]]
+    with pytest.raises(SettingsError, match="needs engine 'ray'"):
+        audit(folder, address="local")
 
 
 def test_calls_are_chosen_by_name_module_sample_and_time(tmp_path: Path) -> None:

@@ -142,8 +142,12 @@ def plan_checks(run: Run, asked: Asked) -> Plan:
     distinct: dict[bytes, Planned] = {}
     reading = _Reading(values=asked.data == "real", results=asked.recorded)
     for step, rank in places:
+        lines = None if asked.span is None else _lines_of(run, step, rank, asked.span, reading.fitted)
         for best, others in reading.candidates(run, step, rank):
             name = best.entry.name
+            ends = [best.entry, *([reading.backwards[name][0]] if best.leads and name in reading.backwards else [])]
+            if lines is not None and not any(entry.line in lines for entry in ends):
+                continue
             fitting = [text for text, spelled in patterns.items() if _fits(name, spelled)]
             if patterns and not fitting:
                 continue
@@ -169,7 +173,7 @@ def plan_checks(run: Run, asked: Asked) -> Plan:
         plan.notes.append(f"{counted(plan.left_out, 'call')} not in the sample of {asked.sample:g}")
     plan.device = reading.device
     plan.notes += reading.notes(asked)
-    _demand_names(run, reading, patterns, places)
+    _demand_names(run, reading, [*patterns, *(asked.span or ())], places)
     if asked.data == "real" and plan.checks and reading.tensors and not reading.held:
         raise NoData(
             f"'{run.path}' holds no values, so there are no real data to check with.\n"
@@ -303,13 +307,21 @@ def _fits(name: str, patterns: set[str]) -> bool:
     return any(name_fits(name, pattern) for pattern in patterns)
 
 
+def _lines_of(run: Run, step: int, rank: int, span: Sequence[str], fitted: set[str]) -> range:
+    """Return the lines from the first call that fits the first name to the last that fits the second; none without both."""
+    found = []
+    for name in span:
+        spelled = {name, str(parse_call_name(name))}
+        found.append([entry.line for entry in run.segment(step, rank).index().entries if _fits(entry.name, spelled)])
+        fitted.update([name] if found[-1] else [])
+    return range(found[0][0], found[1][-1] + 1) if all(found) else range(0)
+
+
 def _is_drawn(key: str, share: float) -> bool:
     return bool(xxhash.xxh3_64_intdigest(key.encode()) < share * 2**64)
 
 
-def _demand_names(
-    run: Run, reading: _Reading, patterns: dict[str, set[str]], places: Sequence[tuple[int, int]]
-) -> None:
+def _demand_names(run: Run, reading: _Reading, patterns: Sequence[str], places: Sequence[tuple[int, int]]) -> None:
     for text in patterns:
         if text not in reading.fitted:
             close = nearest(text, reading.names)

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -30,10 +30,14 @@ from tensorprobe.replay.isolation import TIME_LIMIT_S, RunPlace, default_replay_
 from tensorprobe.replay.references import registered, search_path
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.version import VERSION
-from tensorprobe.work.pool import Death, StartFailed, pack, processors, run_in_processes
+from tensorprobe.work.pool import Death, Job, Reply, StartFailed, pack, processors, run_in_processes
 
 Progress = Callable[[int, int], None]
 """Is told how many distinct calls are done, and of how many."""
+
+
+_CHUNK_CALLS = 64
+"""Calls that a worker of a cluster gets at a time: its process takes seconds to start."""
 
 
 class _OutOfTime(Exception):
@@ -100,6 +104,7 @@ def audit(
     standard: str = "noise-aware",
     calls: Names | None = None,
     modules: Names | None = None,
+    span: tuple[str, str] | None = None,
     steps: Numbers | None = None,
     ranks: Numbers | None = None,
     sample: float | None = None,
@@ -108,6 +113,8 @@ def audit(
     dedupe: bool = True,
     backward: bool = True,
     jobs: int = 1,
+    engine: str = "local",
+    address: str | None = None,
     time_limit_s: float = TIME_LIMIT_S,
     max_replay_bytes: int | str | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -129,6 +136,7 @@ def audit(
         calls: audit only these calls: `Functional.conv2d.1`, or a glob such as `*.linear.*`.
         modules: audit only calls inside these modules: `layers.3`, or a glob such as `*.attn`.
         steps, ranks: audit only these, e.g. `[0, 2]` or `'0,2-4'`.
+        span: audit only the calls from the first name to the second, both included.
         sample: audit only this share of the calls, e.g. 0.1. The same calls every time.
         budget: stop after this time, e.g. `90s` or `5m`, and report how many calls were not reached.
         references: functions that compute ops without a CPU kernel, beside those of `tensorprobe.reference`:
@@ -136,6 +144,7 @@ def audit(
         dedupe: judge calls with equal inputs and equal results once.
         backward: audit gradients too.
         jobs: number of processes. 0 runs the calls in this process, without isolation: for your own runs only.
+        engine, address: `ray` audits on the Ray cluster at that address, whose machines must see the run at the same path.
         time_limit_s: seconds after which a call that is still running is skipped.
         max_replay_bytes: skip calls whose replay would need more memory, e.g. `4G`. Default: a quarter of this machine's.
         out: folder for two tables, `summary.json` and saved failures.
@@ -231,10 +240,13 @@ def _check_rest(
             raise _OutOfTime
 
     try:
-        if asked.jobs == 0:
-            _check_here(rest, start, run, begin, take)
+        tasks = [task for _, task in rest]
+        if asked.engine == "ray":
+            _check_on_cluster(tasks, start, asked, begin, take)
+        elif asked.jobs == 0:
+            _check_here(tasks, start, run, begin, take)
         else:
-            _check_in_processes(rest, start, asked, begin, take)
+            _check_in_processes(tasks, _Chunk(start, asked.time_limit_s), asked.jobs, begin, take)
     except _OutOfTime:
         for number, task in rest:
             if number not in outcomes:
@@ -242,7 +254,7 @@ def _check_rest(
 
 
 def _check_here(
-    rest: list[tuple[int, Task]],
+    tasks: list[Task],
     start: Start,
     run: Run,
     begin: Callable[[], None],
@@ -253,41 +265,101 @@ def _check_here(
     checker = Checker(start, run)
     begin()
     with checker.conditions():
-        for position, (_, task) in enumerate(rest):
+        for position, task in enumerate(tasks):
             # Packed as between processes, so that the outcome has the same types: what is 0.0 there is not 0 here.
             take(position, pack(checker.check(task)))
 
 
+class _Chunk(msgspec.Struct, frozen=True):
+    """What the calls of one process, or of one task of a cluster, have in common."""
+
+    start: Start
+    time_limit_s: float
+
+    def lost(self, task: Task, death: Death) -> bytes:
+        """Return the outcome of a call whose process died. In an audit it is the replay that died: the call itself did not."""
+        text = f"the process {death.how}" + (f": {death.last_line}" if death.last_line else "")
+        check = task.without_figures("skip" if death.bug or self.start.recorded else "fail", text)
+        return pack(Answer(finished=Finished(check=check, trouble=death.bug)))
+
+
 def _check_in_processes(
-    rest: list[tuple[int, Task]],
+    tasks: list[Task],
+    chunk: _Chunk,
+    jobs: int,
+    begin: Callable[[], None],
+    take: Callable[[int, bytes], None],
+) -> None:
+    device = chunk.start.device
+    job = replay_job(
+        "tensorprobe.checks.check:serve_checks",
+        pack(chunk.start),
+        device=device,
+        time_limit_s=chunk.time_limit_s,
+        most_bytes=chunk.start.max_replay_bytes,
+    )
+
+    def died(death: Death) -> None:
+        take(death.number, chunk.lost(tasks[death.number], death))
+
+    try:
+        run_in_processes(job, [pack(task) for task in tasks], jobs=jobs, take=take, died=died, begin=begin)
+    except StartFailed as failed:
+        raise DeviceUnavailable(f"no process could begin on device {device!r}: it {failed}") from None
+    except DeviceUnavailable as error:
+        if not _is_known_here(device):
+            raise
+        hint = "Calls run in processes of their own. If only this process knows the device, run them here: jobs=0 (--jobs 0)."
+        raise DeviceUnavailable(f"{error}\n  {hint}") from None
+
+
+def _check_on_cluster(
+    tasks: list[Task],
     start: Start,
     asked: Asked,
     begin: Callable[[], None],
     take: Callable[[int, bytes], None],
 ) -> None:
-    def died(death: Death) -> None:
-        text = f"the process {death.how}" + (f": {death.last_line}" if death.last_line else "")
-        # In an audit it is the replay that died: the recorded call came to its end.
-        lost = rest[death.number][1].without_figures("skip" if death.bug or asked.recorded else "fail", text)
-        take(death.number, pack(Answer(finished=Finished(check=lost, trouble=death.bug))))
+    """Send the calls to a cluster, many at a time. Its workers run them in processes of their own, with the same limits."""
+    from tensorprobe.work.cluster import ClusterFailed, run_on_cluster
 
-    job = replay_job(
-        "tensorprobe.checks.check:serve_checks",
-        pack(start),
-        device=asked.device,
-        time_limit_s=asked.time_limit_s,
-        most_bytes=start.max_replay_bytes,
-    )
-    parcels = [pack(task) for _, task in rest]
+    chunk = _Chunk(msgspec.structs.replace(start, threads=1), asked.time_limit_s)
+    parts = [range(at, min(at + _CHUNK_CALLS, len(tasks))) for at in range(0, len(tasks), _CHUNK_CALLS)]
+
+    begun: list[int] = []
+
+    def take_part(number: int, content: bytes) -> None:
+        if not begun:  # before there is an outcome, what stands in the output folder stays
+            begin()
+        begun.append(number)
+        for position, one in zip(parts[number], msgspec.msgpack.decode(content, type=list[bytes]), strict=True):
+            take(position, one)
+
+    def died(death: Death) -> None:
+        take_part(death.number, pack([chunk.lost(tasks[position], death) for position in parts[death.number]]))
+
+    job = Job(target="tensorprobe.checks.runner:serve_chunks", start=pack(chunk))
+    parcels = [pack([tasks[position] for position in part]) for part in parts]
     try:
-        run_in_processes(job, parcels, jobs=asked.jobs, take=take, died=died, begin=begin)
-    except StartFailed as failed:
-        raise DeviceUnavailable(f"no process could begin on device {asked.device!r}: it {failed}") from None
-    except DeviceUnavailable as error:
-        if not _is_known_here(asked.device):
-            raise
-        hint = "Calls run in processes of their own. If only this process knows the device, run them here: jobs=0 (--jobs 0)."
-        raise DeviceUnavailable(f"{error}\n  {hint}") from None
+        run_on_cluster(
+            job, parcels, address=asked.address, jobs=max(1, asked.jobs), threads=1, take=take_part, died=died
+        )
+    except ClusterFailed as failed:
+        raise SettingsError(f"{failed}\n  Audit on this machine instead: --jobs N.") from None
+
+
+@contextlib.contextmanager
+def serve_chunks(start: bytes, _progress: object) -> Iterator[Callable[[bytes], Reply]]:
+    """Answer lists of tasks with lists of outcomes; a target of `work.cluster`."""
+    chunk = msgspec.msgpack.decode(start, type=_Chunk)
+
+    def answer(parcel: bytes) -> Reply:
+        tasks = msgspec.msgpack.decode(parcel, type=list[Task])
+        made: dict[int, bytes] = {}
+        _check_in_processes(tasks, chunk, 1, lambda: None, made.__setitem__)
+        return Reply(pack([made[position] for position in range(len(tasks))]))
+
+    yield answer
 
 
 def _is_known_here(device: str) -> bool:

@@ -11,11 +11,22 @@ from typing import Any, ClassVar, Literal
 from tensorprobe.errors import SettingsError
 from tensorprobe.replay.isolation import TIME_LIMIT_S
 from tensorprobe.replay.references import parse_references
-from tensorprobe.settings import Settings, above, flag, name_list, one_of, parse_bytes, parse_numbers, setting, whole
+from tensorprobe.settings import (
+    Settings,
+    above,
+    flag,
+    name_list,
+    one_of,
+    parse_bytes,
+    parse_numbers,
+    setting,
+    two_names,
+    whole,
+)
 
 Data = Literal["random", "real"]
 
-_FREE = ("jobs", "time_limit_s", "max_replay_bytes", "budget")
+_FREE = ("jobs", "time_limit_s", "max_replay_bytes", "budget", "engine", "address")
 """Settings that change nothing about a finished check: a precheck may be resumed with other values."""
 
 
@@ -70,6 +81,9 @@ class PrecheckSettings(SharedSettings):
     sample: ClassVar[None] = None
     budget: ClassVar[None] = None
     references: ClassVar[None] = None
+    span: ClassVar[None] = None
+    engine: ClassVar[str] = "local"
+    address: ClassVar[None] = None
     device: Any = setting(
         None, "The device under test, as torch names it: cpu, cuda, npu:1. Default: the one the run was recorded on."
     )
@@ -115,6 +129,7 @@ class AuditSettings(SharedSettings):
     imports: ClassVar[tuple[str, ...]] = ()
     steps: Any = setting(None, "Audit only these steps, e.g. 0,2-4. Default: all.", parse_numbers)
     modules: Any = setting(None, "Audit only calls inside these modules: layers.3, or a glob such as '*.attn'.", _calls)
+    span: Any = setting(None, "Audit only the calls from the first name to the second, both included.", two_names)
     sample: Any = setting(None, "Audit only this share of the calls, e.g. 0.1. The same calls every time.", _share)
     budget: Any = setting(
         None, "Stop after this time, e.g. 90s or 5m, and report how many calls were not reached.", _seconds
@@ -124,6 +139,19 @@ class AuditSettings(SharedSettings):
         "Compute an op without a CPU kernel by this function: NAME=module:function.",
         parse_references,
     )
+    engine: str = setting(
+        "local", "Where calls are audited: local, or ray (an existing Ray cluster).", one_of("local", "ray")
+    )
+    address: str | None = setting(
+        None, "Address of the Ray cluster: auto (the default), ray://host:port, or local for one on this machine."
+    )
+
+    def check_together(self) -> None:
+        """Only a Ray cluster has an address."""
+        if self.engine == "local" and self.address is not None:
+            raise SettingsError(
+                f"address {self.address!r} is the address of a Ray cluster: it needs engine 'ray' (--engine ray)."
+            )
 
 
 Asked = PrecheckSettings | AuditSettings

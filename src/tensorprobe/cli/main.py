@@ -32,7 +32,6 @@ _COMMANDS = (
 )
 
 
-
 def _help_of(argument: Any, context: Any) -> tuple[str, str] | None:
     record = type(argument).get_help_record(argument, context)
     name = argument.metavar or argument.name.upper()

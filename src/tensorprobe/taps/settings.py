@@ -7,7 +7,17 @@ from typing import Any, Literal, get_args
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.model import CaptureLevel
-from tensorprobe.settings import Settings, flag, name_list, one_of, parse_bytes, parse_numbers, setting, some_of
+from tensorprobe.settings import (
+    Settings,
+    flag,
+    name_list,
+    one_of,
+    parse_bytes,
+    parse_numbers,
+    setting,
+    some_of,
+    two_names,
+)
 
 Mode = Literal["summary", "tensor", "structure"]
 
@@ -21,15 +31,6 @@ _LEAST_RING = 1 << 20
 
 def _level(given: Any, key: str) -> CaptureLevel:
     return CaptureLevel(one_of(*LEVELS)(given, key))
-
-
-def _span(given: Any, key: str) -> tuple[str, ...]:
-    ends = name_list(given, key)
-    if len(ends) != 2:
-        raise SettingsError(
-            f"span has {len(ends)} name{'s' if len(ends) != 1 else ''}; expected two, the first and the last call."
-        )
-    return ends
 
 
 def _ring(given: Any, key: str) -> int:
@@ -68,7 +69,7 @@ class CaptureSettings(Settings):
         name_list,
     )
     span: tuple[str, str] | None = setting(
-        None, "Record only the calls from the first name to the second, both included.", _span
+        None, "Record only the calls from the first name to the second, both included.", two_names
     )
     ops: tuple[str, ...] = setting(
         (), "Record only ops whose name contains this text or matches it as a glob.", name_list
