@@ -35,6 +35,13 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         ),
+        Extension(
+            "tensorprobe.sim._cards",
+            sources=[f"{SOURCE}/sim/_cards.c"],
+            define_macros=STABLE_ABI,
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import ptdbg_ascend as ptdbg
+import tensorprobe
 from tensorprobe.errors import CaptureIncomplete, RunExists
 from tensorprobe.legacy.layouts import targets
 from tensorprobe.legacy.ptdbg import acl
@@ -193,3 +194,17 @@ def test_api_list_takes_operators_that_have_a_name_of_their_own(api: str) -> Non
     torch.ones(2) ** 2
     ptdbg.set_dump_switch("OFF")
     assert "Tensor___pow___0_forward_output" in read_dump(PKL).lines
+
+
+@pytest.mark.parametrize("mode", ["all", "stack", "api_stack"])
+def test_calls_of_which_the_filter_leaves_nothing_are_not_counted(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        begin(mode=mode)
+        torch.ones(2).add(1).sum().add(1)
+        torch.arange(4).add(1)
+        ptdbg.set_dump_switch("OFF")
+    pkl = PKL.with_name("api_stack_npu_dump.pkl") if mode == "api_stack" else PKL
+    run = tensorprobe.open_run(pkl)
+    read = {call.name for call in run.calls()}
+    assert f"Dumped {len(read)} calls" in caplog.text
+    assert ("Tensor.add.1.forward" in read) == (mode != "all")

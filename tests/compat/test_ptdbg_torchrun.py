@@ -19,6 +19,7 @@ from tests.taps.scripts import run_python, run_tool
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 BEGIN = """\
 import sys
+import torch
 import torch.distributed as dist
 from small_nets import Trainer
 from ptdbg_ascend import *
@@ -33,7 +34,8 @@ set_dump_switch("OFF")
 """
 ON_TWO_DEVICES = f"""{BEGIN}
 {guide.MANY_RANKS_PATH}
-trainer = Trainer("conv", "npu", rank_id)
+torch.npu.set_device(f"npu:{{rank_id}}")
+trainer = Trainer("conv", f"npu:{{rank_id}}", rank_id)
 model = trainer.model
 {guide.MANY_RANKS_HOOK}
 {DUMP}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,27 @@ def test_a_function_that_the_program_holds_shows_what_it_calls(tmp_path: Path) -
     activation, x = F.relu, torch.ones(2)
     data, _ = dump_of(tmp_path, lambda: (activation(x), F.relu(x), torch.nn.functional.relu(x)))
     assert [*data] == ["Torch.relu.0.forward", "Functional.relu.0.forward", "Functional.relu.1.forward"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no columns before Python 3.11")
+def test_a_condition_among_the_arguments_hides_no_name(tmp_path: Path) -> None:
+    x, y = torch.ones(2, 3, 4, 4), torch.rand(2, 3, 4)
+
+    def step() -> None:
+        nn.InstanceNorm2d(3)(x)
+        F.instance_norm(x if x.shape else y, None, None if x.shape else y)
+        F.max_pool2d(x, 2, return_indices=True)
+        F.max_pool1d(y, 2 if y.shape else 1, return_indices=True)
+        # fmt: off
+        (F
+         .relu(x if x.shape else y))
+        # fmt: on
+
+    data, _ = dump_of(tmp_path, step, level="L1")
+    assert [name.removesuffix(".forward") for name in data] == [
+        *("Functional.instance_norm.0", "Functional.instance_norm.1"),
+        *("Functional.max_pool2d.0", "Functional.max_pool1d.0", "Functional.relu.0"),
+    ]
 
 
 def test_what_only_moves_values_is_dumped_at_risk_level_all(tmp_path: Path) -> None:

@@ -236,9 +236,32 @@ def test_checkpointing_and_vmap(npu: str) -> None:
     assert torch.equal(torch.func.vmap(torch.sum)(x), x.sum(1))
 
 
+def test_tensors_stay_on_the_card_that_the_program_names(npu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(4, 4).to("npu:1")
+    optimizer = torch.optim.AdamW(layer.parameters())
+    x = torch.ones(2, 4, device="npu:1")
+    assert x.to("npu:1") is x and x.to("npu:2").device.index == 2 and torch.cat([x, x]).device == x.device
+    layer(x).sum().backward()
+    optimizer.step()
+    assert {parameter.grad.device.index for parameter in layer.parameters() if parameter.grad is not None} == {1}
+    assert copy.deepcopy(layer).weight.device.index == 1
+    with torch.npu.device(3):
+        assert torch.npu.current_device() == 3 and torch.npu.device_count() == 4
+        assert (
+            x.to("npu").device.index
+            == torch.rand(2, device="npu").device.index
+            == torch.ones(1).npu().device.index
+            == 3
+        )
+    assert torch.npu.current_device() == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert torch.npu.device_count() == 8
+
+
 REFUSALS = [
-    ("torch.ones(2).to('npu:1')", RuntimeError, "one device for each process"),
-    ("torch.npu.set_device(1)", RuntimeError, "one device for each process"),
+    ("torch.ones(2).to('npu:16')", RuntimeError, "16 devices, 'npu:0' to 'npu:15'"),
+    ("torch.npu.set_device(16)", RuntimeError, "16 devices, 'npu:0' to 'npu:15'"),
+    ("torch.ones(3, device='npu:1') + torch.ones(3, device='npu:2')", RuntimeError, "on npu:1 and on npu:2"),
     ("torch.ones(2, device='npu').pin_memory()", RuntimeError, "only dense CPU tensors can be pinned"),
     ("torch.ones(2).pin_memory()", NotImplementedError, "pinned memory"),
     ("torch.ones(2, 2, device='npu').to_sparse()", NotImplementedError, "sparse"),

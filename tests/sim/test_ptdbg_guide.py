@@ -77,3 +77,19 @@ def test_its_values_are_what_it_gave_back(dumped: Dump) -> None:
     given, made = (dumped.lines[f"NPU_fast_gelu_0_forward_{slot}"].array for slot in ("input.0", "output"))
     torch.testing.assert_close(torch.from_numpy(made), npu_ops.fast_gelu(torch.from_numpy(given)))
     assert not list(Path().glob("ptdbg_dump*"))
+
+
+def test_the_card_of_the_model_is_its_rank(npu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "_state", dump._State())
+    set_dump_path(tmp_path / "dump.pkl")
+    for given, model in (
+        ({}, torch.nn.Linear(2, 2).to(f"{npu}:1")),
+        ({"rank": 5}, torch.nn.Linear(2, 2).to(f"{npu}:2")),
+    ):
+        register_hook(model, acc_cmp_dump, **given)
+        set_dump_switch("ON")
+        model(torch.ones(1, 2, device=model.weight.device)).sum().backward()
+        set_dump_switch("OFF")
+    for rank in (1, 5):
+        lines = read_dump(tmp_path / "ptdbg_dump_v1.0" / f"rank{rank}" / "dump.pkl").lines
+        assert "Functional_linear_0_backward_output.1" in lines

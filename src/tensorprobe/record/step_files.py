@@ -228,7 +228,7 @@ class Written(NamedTuple):
     failures: Counter[str]
     notes: list[str]
     left_out: int = 0
-    """Calls that the layout has no name for."""
+    """Calls that the layout has no name for, or no line."""
     moved_to: str | msgspec.UnsetType = msgspec.UNSET
 
 

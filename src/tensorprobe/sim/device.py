@@ -79,8 +79,10 @@ def _check_engine(name: str) -> None:
     """Raise SettingsError if a backward ran before: the engine counts devices once, so a later device has no thread."""
     if getattr(torch.__spec__, "_initializing", False):
         return  # no backward can have run yet, and the device's thread would wait for the import of torch to end
+    from tensorprobe.sim import cards
+
     try:
-        torch.ones(1, device=name, requires_grad=True).sum().backward()
+        torch.ones(1, device=f"{name}:{cards.count() - 1}", requires_grad=True).sum().backward()
     except RuntimeError as error:
         if "device_ready_queues_" not in str(error):
             raise
@@ -99,11 +101,12 @@ def _check_torch() -> None:
 
 
 def _register(name: str) -> None:
-    from tensorprobe.sim import autocast, collectives, fallback, memory
+    from tensorprobe.sim import autocast, cards, collectives, fallback, memory
     from tensorprobe.sim.namespace import device_module
 
     hooks, device_guard = _make_hooks_and_guard()
     torch_names.setup_python_backend(name, backend_module=device_module(name), hook=hooks, device_guard=device_guard)
+    cards.install(device_guard)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(fallback.run_op, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tensorprobe import torch_names
-from tensorprobe.sim import faults, memory
+from tensorprobe.sim import cards, faults, memory
 from tensorprobe.sim.host_ops import SPECIALS, HostPlan, make_plan
 from tensorprobe.sim.kinds import OpCall
 from tensorprobe.sim.memory import map_tensors, tensors_in
@@ -47,12 +47,14 @@ def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     if depth > _DEPTH_LIMIT:
         raise RuntimeError(f"the simulated device cannot run {op}: its kernel calls itself without end")
     _depth.value = depth + 1
+    before = -1
     try:
         with (
             torch_names.no_overrides(),
             torch_names.below_autograd(),
             torch_names.without_keys(_AUTOCAST_KEYS),
         ):
+            before = cards.exchange(_card_of(args, kwargs))
             plan = _plans.get(op)
             if plan is None:
                 plan = _plans[op] = make_plan(op)
@@ -61,6 +63,7 @@ def run_op(op: Any, *args: Any, **kwargs: Any) -> Any:
             own = _OWN.get(plan.name)
             return own(op, args, kwargs) if own else _run_on_host(plan, op, args, kwargs)
     finally:
+        cards.exchange(before)
         _depth.value = depth
 
 
@@ -245,11 +248,18 @@ def _hosted(value: Any) -> Any:
 def _host_for(device: torch.device) -> torch.device:
     if device.type != torch_names.extra_device():
         return device
-    if device.index:
-        raise RuntimeError(
-            f"no device {str(device)!r}: the simulated accelerator has one device for each process, '{device.type}:0'"
-        )
+    if device.index is not None and device.index >= cards.count():
+        raise RuntimeError(cards.missing(str(device)))
     return _HOST
+
+
+def _card_of(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Return the card on which an op computes: the one that is asked for, else that of its first tensor; -1: the current."""
+    for value in (kwargs.get("device"), *args):
+        device = getattr(value[0] if isinstance(value, (list, tuple)) and value else value, "device", value)
+        if isinstance(device, torch.device) and device.type == torch_names.extra_device() and device.index is not None:
+            return int(device.index)
+    return -1
 
 
 def _first_dtype(args: Sequence[Any]) -> str | None:
@@ -261,12 +271,12 @@ def _first_dtype(args: Sequence[Any]) -> str | None:
 
 def _refuse_mixed_devices(plan: HostPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     tensors = tensors_in(args) + tensors_in(list(kwargs.values()))
-    stray = [tensor for tensor in tensors if tensor.is_cpu and tensor.dim()]
-    if stray and len(stray) < len(tensors):
-        name = torch_names.extra_device()
+    here = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
+    stray = next((tensor for tensor in tensors if tensor.dim() and tensor.device != here), None)
+    if stray is not None and here is not None:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but {plan.name} got tensors on {name}:0 and on cpu "
-            f"(a cpu tensor of shape {list(stray[0].shape)})"
+            f"Expected all tensors to be on the same device, but {plan.name} got tensors on {here} and on {stray.device} "
+            f"(a {stray.device.type} tensor of shape {list(stray.shape)})"
         )
 
 

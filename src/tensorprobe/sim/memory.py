@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tensorprobe import torch_names
+from tensorprobe.sim import cards
 
 aten = torch.ops.aten
 
@@ -43,11 +44,11 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 def _relabelled(tensor: torch.Tensor, device_code: int) -> torch.Tensor:
-    """Return a tensor on the same memory, labelled with the device of that DLPack code."""
+    """Return a tensor on the same memory, labelled with the device of that DLPack code and the current card."""
     capsule = torch_names.to_dlpack(tensor)
     head = _DlTensorHead.from_address(_capsule_pointer(capsule, b"dltensor"))
     head.device.type = device_code
-    head.device.index = 0
+    head.device.index = cards.current() if device_code == _DLPACK_EXTENSION else 0
     return torch_names.from_dlpack(capsule)
 
 
@@ -127,7 +128,8 @@ def _storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """Return a CPU uint8 tensor over the bytes of a device storage."""
     if not storage.nbytes():
         return torch.empty(0, dtype=torch.uint8)
-    empty = torch_names.accelerator_parts.create_empty_tensor([0], torch.uint8)
+    with cards.on(storage.device.index):
+        empty = to_device(torch.empty(0, dtype=torch.uint8))
     whole = aten.set_.source_Storage_storage_offset.redispatch(CPU_KEYS, empty, storage, 0, [storage.nbytes()], [1])
     return to_host(whole)
 
@@ -158,24 +160,32 @@ def install_storage_methods(name: str) -> None:
     def clone(self: Any) -> Any:
         if self.device.type != name:
             return stock_clone(self)
-        return to_device(_storage_bytes(self).clone()).untyped_storage()
+        with cards.on(self.device.index):
+            return to_device(_storage_bytes(self).clone()).untyped_storage()
 
     def cpu(self: Any) -> Any:
         return _storage_bytes(self).clone().untyped_storage() if self.device.type == name else stock_cpu(self)
 
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         if torch.device(device).type == name:
-            return move(self)
+            return move(self, device)
         return cpu(self) if self.device.type == name else stock_to(self, device=device, non_blocking=non_blocking)
 
     def move(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-        return self if self.device.type == name else _device_storage(self)
+        card = cards.current() if device is None else torch.device(device).index
+        card = cards.current() if card is None else card
+        if self.device.type == name and self.device.index == card:
+            return self
+        with cards.on(card):
+            return _device_storage(cpu(self) if self.device.type == name else self)
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == name:
             host_kwargs = {key: value for key, value in kwargs.items() if key != "device"}
-            return _device_storage(stock_new(cls, *args, **host_kwargs))
+            card = torch.device(device).index
+            with cards.on(-1 if card is None else card):
+                return _device_storage(stock_new(cls, *args, **host_kwargs))
         return stock_new(cls, *args, **kwargs)
 
     def resize_(self: Any, size: int) -> Any:

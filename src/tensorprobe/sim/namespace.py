@@ -1,5 +1,5 @@
-"""The module that scripts find as `torch.npu` (or whatever the device is called): one device, one stream, its own
-random state.
+"""The module that scripts find as `torch.npu` (or whatever the device is called): its cards, one stream, one random
+state.
 
 Everything is synchronous, so streams and events order nothing; they exist because scripts and torch itself ask for
 them.
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tensorprobe.sim import cards
 from tensorprobe.sim.fallback import GENERATOR
 
 
@@ -88,15 +89,13 @@ def device_module(name: str) -> types.ModuleType:
 
 
 def _index(name: str, device: Any) -> int:
-    """Return 0; raise an error for a device that does not exist."""
-    if device is None:
-        return 0
-    index = device if isinstance(device, int) else torch.device(device).index or 0
-    if index not in (0, -1):
-        raise RuntimeError(
-            f"no device '{name}:{index}': the simulated accelerator has one device for each process, '{name}:0'"
-        )
-    return 0
+    """Return the number of a card, that of the current one for None and -1; raise an error if it does not exist."""
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
+    if index is None or index == -1:
+        return cards.current()
+    if not 0 <= index < cards.count():
+        raise RuntimeError(cards.missing(f"{name}:{index}"))
+    return int(index)
 
 
 def _device_functions(name: str) -> dict[str, Any]:
@@ -108,11 +107,11 @@ def _device_functions(name: str) -> dict[str, Any]:
 
     @contextmanager
     def device(device: Any = None) -> Iterator[None]:
-        _index(name, device)
-        yield
+        with cards.on(_index(name, device)):
+            yield
 
     def set_device(device: Any) -> None:
-        _index(name, device)
+        cards.exchange(_index(name, device))
 
     def get_device_properties(device: Any = None) -> Properties:
         _index(name, device)
@@ -128,11 +127,11 @@ def _device_functions(name: str) -> dict[str, Any]:
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "_is_in_bad_fork": lambda: False,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": cards.visible,
+        "current_device": cards.current,
         "set_device": set_device,
-        "_exchange_device": lambda index: _index(name, index),
-        "_maybe_exchange_device": lambda index: _index(name, index),
+        "_exchange_device": cards.exchange,
+        "_maybe_exchange_device": cards.exchange,
         "device": device,
         "synchronize": synchronize,
         "get_device_name": lambda device=None: get_device_properties(device).name,

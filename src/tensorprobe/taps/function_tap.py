@@ -24,7 +24,7 @@ from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
-from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, as_given, is_held, spell_operator
+from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, WITH_INDICES, as_given, is_held, spell_operator
 from tensorprobe.taps.override_free import is_overridden, opened_function, original_of
 from tensorprobe.taps.plans import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
 from tensorprobe.taps.session import OpenCall, Session, ThreadState
@@ -93,7 +93,9 @@ class FunctionTap(TorchFunctionMode):
             return func(*args) if kwargs is None else func(*args, **kwargs)
         if plan.allocates and sys._getframe(1).f_code.co_filename == _CHECKPOINT:
             return _unseen(state, func, args, kwargs)
-        if self._names_operators and (plan.name in OPERATORS or plan.name.startswith(LINEAR_ALGEBRA)):
+        if self._names_operators and (
+            plan.name in OPERATORS or plan.name.startswith(LINEAR_ALGEBRA) or plan.name.endswith(WITH_INDICES)
+        ):
             plan = self._respelled(plan, spell_operator(plan.name, sys._getframe(1), args))
         if self._only and plan.code is not None and plan.name.startswith("Functional.") and is_held(sys._getframe(1)):
             opened = opened_function(func)

@@ -40,6 +40,8 @@ OPERATORS: dict[str, dict[str, str]] = {
 }
 """Functions as torch shows them → symbol in the program → Python's name."""
 
+WITH_INDICES = "_with_indices"
+"""`F.max_pool2d(x, 2, return_indices=True)` is `max_pool2d` to the older tools, which see what the program calls."""
 LINEAR_ALGEBRA = "Torch.linalg."
 """The older tools name these functions as if they stood in torch itself."""
 _REFLECTED = {"add": "radd", "mul": "rmul"}
@@ -80,6 +82,9 @@ def spell_operator(name: str, frame: FrameType, args: Sequence[Any]) -> str:
     """The name of an op that `frame` is calling: as an operator has it, or as it is."""
     if name.startswith(LINEAR_ALGEBRA):
         return f"Torch.{name.removeprefix(LINEAR_ALGEBRA)}"
+    if name.endswith(WITH_INDICES):
+        chooser = frame.f_back and frame.f_back.f_back
+        return name.removesuffix(WITH_INDICES) if chooser is not None and _chooses(chooser) else name
     place, symbols = _place_of(frame), OPERATORS[name]
     python_name = symbols.get(place.symbol) or _called(name, place, symbols)
     if python_name is None:
@@ -87,6 +92,11 @@ def spell_operator(name: str, frame: FrameType, args: Sequence[Any]) -> str:
     if python_name in _REFLECTED and not isinstance(args[-1], Tensor) and _is_reflected(place, frame):
         python_name = _REFLECTED[python_name]
     return f"Tensor.__{python_name}__"
+
+
+def _chooses(frame: FrameType) -> bool:
+    """Whether this is torch's function that calls one of two by an argument: `max_pool2d` by `return_indices`."""
+    return frame.f_code.co_filename.endswith("_jit_internal.py")
 
 
 def is_held(frame: FrameType) -> bool:
@@ -166,7 +176,7 @@ def _read_operation(code: CodeType, at: int) -> _Operation:
         right = _operand(before)
         return _Operation(symbol, left=_operand(before), right=right)
     if last.opname in ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW"):
-        return _read_callee(before, last.arg or 0)
+        return _read_callee(before, last)
     return _Operation("")
 
 
@@ -191,11 +201,18 @@ def _operand(before: list[dis.Instruction]) -> list[dis.Instruction]:
     return taken[::-1]
 
 
-def _read_callee(before: list[dis.Instruction], arguments: int) -> _Operation:
-    while before and before[-1].opname in ("PRECALL", "KW_NAMES", "EXTENDED_ARG"):
-        before.pop()
-    for _ in range(arguments):
-        _operand(before)
+def _read_callee(before: list[dis.Instruction], call: dis.Instruction) -> _Operation:
+    if start := _start_of(call):  # an argument may be a condition: its instructions leave more than one value
+        behind: list[dis.Instruction] = []
+        while before and not (_start_of(before[-1]) == start and before[-1].opname.startswith("LOAD_")):
+            behind.append(before.pop())
+        while behind and behind[-1].opname in ("LOAD_ATTR", "LOAD_METHOD"):  # `.relu` on a line of its own
+            before.append(behind.pop())
+    else:
+        while before and before[-1].opname in ("PRECALL", "KW_NAMES", "EXTENDED_ARG"):
+            before.pop()
+        for _ in range(call.arg or 0):
+            _operand(before)
     while before and before[-1].opname == "PUSH_NULL":
         before.pop()
     callee = before[-1] if before else None
@@ -205,6 +222,12 @@ def _read_callee(before: list[dis.Instruction], arguments: int) -> _Operation:
         return _Operation("", callee=callee.argval)
     before.pop()
     return _Operation("", callee=callee.argval, is_attribute=True, owner=_operand(before))
+
+
+def _start_of(instruction: dis.Instruction) -> tuple[int, int] | None:
+    """Return line and column at which the expression begins; None before Python 3.11, and with -X no_debug_ranges."""
+    at = getattr(instruction, "positions", None)
+    return None if at is None or at.lineno is None or at.col_offset is None else (at.lineno, at.col_offset)
 
 
 def _symbol(instruction: dis.Instruction) -> str:
@@ -247,9 +270,7 @@ def as_given(func: Any, args: Any, kwargs: Any, frame: FrameType, *, only_given:
     names = code.co_varnames[: code.co_argcount]
     if caller is None or len(args) > len(names) or "args" in kwargs:
         return args, kwargs
-    if caller.f_code.co_filename.endswith(
-        "_jit_internal.py"
-    ):  # one of two functions, chosen by an argument: max_pool2d
+    if _chooses(caller):
         given = caller.f_locals
         return (given["args"], given["kwargs"]) if only_given and "kwargs" in given else (args, kwargs)
     passed = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -65,6 +65,7 @@ class DumpFiles:
         self._failures: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._nameless_calls = 0
+        self._empty_calls = 0
 
     def step(self, step: int) -> None:
         """Do nothing: a dump has no steps."""
@@ -118,7 +119,9 @@ class DumpFiles:
         if self._nameless_calls:
             self._left_out[_NAMELESS] = self._nameless_calls
         notes = [f"{what} ({count} times)" for what, count in self._left_out.items()]
-        written = Written(self._bytes, self._lost_calls, self._failures, notes, self._nameless_calls)
+        written = Written(
+            self._bytes, self._lost_calls, self._failures, notes, self._nameless_calls + self._empty_calls
+        )
         return closed_part(self._rank, trainer_pid, closing, written)
 
     def _close(self) -> None:
@@ -141,6 +144,7 @@ class DumpFiles:
             held.update(numbers_in(event.args, event.kwargs))
             arguments = [place for place, _ in leaves_in(event.args, event.kwargs) if place in held]
             order = list(dict.fromkeys([*arguments, *held]))
+        before = len(self._lines) + self._failures.total() + self._left_out.total()
         for place in order:
             name = self._name(write_line_name(event.name, place, single=single))
             found = held[place]
@@ -151,6 +155,9 @@ class DumpFiles:
                 self._lines.append(json.dumps(line))
         if target.stacks and event.stack is not None:
             self._lines.append(json.dumps([stack_line_name(event.name), self._stacks.get(event.stack, [])]))
+        if before == len(self._lines) + self._failures.total() + self._left_out.total():
+            self._empty_calls += 1  # the filter leaves nothing of it: compare and parse find no such call
+            return
         self._waiting_calls += 1
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()
