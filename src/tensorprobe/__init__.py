@@ -3,6 +3,7 @@
     with tensorprobe.capture("runs/a", model=model) as probe: ...     record a run
     run = tensorprobe.open_run("runs/a")                              read it
     result = tensorprobe.compare("runs/a", "runs/b")                  find where two runs part ways
+    tensorprobe.assert_runs_agree("runs/a", "runs/b")                 the same as an assertion, for tests
     calls = tensorprobe.diff("runs/a", "runs/b", "Torch.add.0")       look at the tensors of a call in both
     result = tensorprobe.audit("runs/a")                              check what was recorded of each call in float64
     result = tensorprobe.precheck("runs/a", device="npu")             check each call of a run alone
@@ -25,7 +26,7 @@ from tensorprobe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tensorprobe.checks import AuditResult, PrecheckResult, audit, precheck
-    from tensorprobe.engine import Result, compare, diff
+    from tensorprobe.engine import Result, assert_runs_agree, compare, diff
     from tensorprobe.errors import CaptureIncomplete, TensorprobeError
     from tensorprobe.record import Run, open_run
     from tensorprobe.replay.references import reference
@@ -42,6 +43,7 @@ _HOMES = {
     "Run": "tensorprobe.record",
     "TensorprobeError": "tensorprobe.errors",
     "active_probe": "tensorprobe.taps",
+    "assert_runs_agree": "tensorprobe.engine",
     "audit": "tensorprobe.checks",
     "capture": "tensorprobe.taps",
     "compare": "tensorprobe.engine",
@@ -64,6 +66,7 @@ __all__ = [
     "TensorprobeError",
     "__version__",
     "active_probe",
+    "assert_runs_agree",
     "audit",
     "capture",
     "compare",
@@ -76,7 +79,8 @@ __all__ = [
     "seed_all",
 ]
 
-# What `open_run` reads besides runs of ours. The modules are imported when such a dump is met.
+# What `open_run` reads besides folders of ours. The modules are imported when such a file or dump is met.
+register_reader("sealed run", "tensorprobe.record.sealed:open_sealed", sign=r".*\.tpz", takes="the .tpz file itself")
 register_reader(
     "ptdbg_ascend",
     "tensorprobe.legacy.layouts.ptdbg_reader:open_ptdbg",

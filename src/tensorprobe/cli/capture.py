@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,13 +11,16 @@ from typing import IO, Any
 
 import typer
 
+from tensorprobe.cli.command import demand_dashes, run_command
 from tensorprobe.cli.options import OUT, option
 from tensorprobe.errors import CommandFailed, SettingsError
+from tensorprobe.settings import one_of
 from tensorprobe.taps.settings import CaptureSettings
 from tensorprobe.text import message, plain, shell
 
 _TICK_S = 0.05
 """Times of files are those of the last tick of the clock."""
+_STEP_ON = {"optimizer": "optimizer", "forward": "forward", "manual": "call"}
 _HOOK = "tensorprobe.inject.capture:begin"
 
 
@@ -54,6 +55,13 @@ def capture(
         metavar="BEGIN",
         help="Where recording begins: at the first call of a `module`, or at the `start`, with the first call of torch.",
     ),
+    step_on: str = typer.Option(
+        "optimizer",
+        "--step-on",
+        metavar="EVENT",
+        help="What ends a step: the `optimizer`; `forward`, the next call of the model, for inference: the prompt is step 0, each "
+        "token another; or `manual`, a call of tensorprobe.active_probe().step().",
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already in the folder."),
 ) -> None:
     """Record the PyTorch calls of a command.
@@ -79,10 +87,11 @@ def capture(
         "stacks": stacks,
     }
     settings = {key: value for key, value in given.items() if value is not None}
-    _demand_dashes(command, sys.argv[1:])
+    demand_dashes(command, sys.argv[1:])
     if begin not in ("start", "module"):
         raise SettingsError(f"--from is {begin!r}; expected 'start' or 'module'.")
-    code = run_captured(command, out, settings, begin=begin, overwrite=overwrite)
+    steps_by = _STEP_ON[one_of(*_STEP_ON)(step_on, "--step-on")]
+    code = run_captured(command, out, settings, begin=begin, overwrite=overwrite, steps_by=steps_by)
     complete = _report(out, command, code, begin)
     raise typer.Exit(code if code or complete else 2)
 
@@ -94,10 +103,10 @@ def run_captured(
     *,
     begin: str,
     overwrite: bool,
+    steps_by: str = "optimizer",
     log: IO[bytes] | None = None,
 ) -> int:
     """Run a command and record it; return its exit code. What it prints goes to `log`, if there is one."""
-    from tensorprobe.inject import environment
     from tensorprobe.record.run_folder import attempts, check_writable, other_places, refuse_existing
 
     CaptureSettings.of(**settings)
@@ -110,35 +119,9 @@ def run_captured(
         "overwrite": overwrite,
         "from": begin,
         "started": time.time() - _TICK_S,
-        "settings": settings,
+        "settings": {"steps_by": steps_by, **settings},
     }
-    return _run(command, environment({_HOOK: json.dumps(orders)}, os.environ), log)
-
-
-def _demand_dashes(command: list[str], given: list[str]) -> None:
-    """Refuse options after the command's first word when no -- stands before it: they would be taken for ours."""
-    if "--" in given or command[0] not in given:
-        return
-    first = given.index(command[0])
-    if any(word.startswith("-") for word in given[first:]):
-        typed = " ".join(shell(word) for word in (*given[:first], "--", *given[first:]))
-        raise SettingsError(
-            f"put -- before the command, so that its options are not taken for ours:\n  tensorprobe {typed}"
-        )
-
-
-def _run(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> int:
-    """Return the exit code of the command; like a shell, 128 + the signal when a signal ended it."""
-    try:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    except OSError as error:
-        raise CommandFailed(f"cannot start {command[0]!r}: {error.strerror}.") from None
-    while True:
-        try:
-            code = process.wait()
-            return code if code >= 0 else 128 - code
-        except KeyboardInterrupt:
-            continue  # the command got it too; it decides when to end
+    return run_command(command, {_HOOK: json.dumps(orders)}, log)
 
 
 def recorded_in(out: Path) -> list[Path]:

@@ -24,6 +24,7 @@ _COMMANDS = (
     "view",
     "audit",
     "precheck",
+    "online",
     "overflow",
     "inspect",
     "export",

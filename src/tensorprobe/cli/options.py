@@ -63,8 +63,10 @@ def either(new: T | None, old: T | None, name: str) -> T | None:
     return old if new is None else new
 
 
-def show(result: Answer, forms: Sequence[Wanted], limit: int, *, notices: Sequence[str] = ()) -> NoReturn:
-    """Write the files that were asked for, print the result, and end with its exit code."""
+def show(
+    result: Answer, forms: Sequence[Wanted], limit: int, *, notices: Sequence[str] = (), code: int = 0
+) -> NoReturn:
+    """Write the files that were asked for, print the result, and end with `code`, or with the result's if that is 0."""
     for notice in notices:
         typer.echo(message(notice), err=True)
     for wanted in forms:
@@ -72,7 +74,7 @@ def show(result: Answer, forms: Sequence[Wanted], limit: int, *, notices: Sequen
             result.save(wanted.file, wanted.name, limit=limit)
     printed = [wanted.name for wanted in forms if wanted.file is None and not FORMS[wanted.name].is_file]
     typer.echo(result.render(printed[0] if printed else "text", limit=limit))
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(code or result.exit_code)
 
 
 def read_forms(given: list[str], as_json: bool, summary: type) -> list[Wanted]:

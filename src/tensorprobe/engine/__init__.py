@@ -10,11 +10,21 @@ from tensorprobe.lazy import lazy
 
 if TYPE_CHECKING:
     from tensorprobe.engine.call_diff import diff
-    from tensorprobe.engine.comparison import compare, suggest_map
+    from tensorprobe.engine.comparison import assert_runs_agree, compare, suggest_map
     from tensorprobe.engine.result import Result, Rows
     from tensorprobe.engine.shards import ShardDone, compare_shard, merge_shards
 
-__all__ = ["Result", "Rows", "ShardDone", "compare", "compare_shard", "diff", "merge_shards", "suggest_map"]
+__all__ = [
+    "Result",
+    "Rows",
+    "ShardDone",
+    "assert_runs_agree",
+    "compare",
+    "compare_shard",
+    "diff",
+    "merge_shards",
+    "suggest_map",
+]
 
 __getattr__ = lazy(
     __name__,
@@ -22,6 +32,7 @@ __getattr__ = lazy(
         "Result": "tensorprobe.engine.result",
         "Rows": "tensorprobe.engine.result",
         "ShardDone": "tensorprobe.engine.shards",
+        "assert_runs_agree": "tensorprobe.engine.comparison",
         "compare": "tensorprobe.engine.comparison",
         "compare_shard": "tensorprobe.engine.shards",
         "diff": "tensorprobe.engine.call_diff",

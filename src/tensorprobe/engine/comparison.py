@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def assert_runs_agree(baseline: Place, candidate: Place, **settings: Any) -> None:
+    """Raise AssertionError with the answer unless two runs agree. `settings` are those of `compare`."""
+    result = compare(baseline, candidate, **settings)
+    if not result:
+        raise AssertionError(f"the runs do not agree\n{result}")
+
+
 @public
 def compare(
     baseline: Place,

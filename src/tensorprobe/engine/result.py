@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
+from tensorprobe.errors import NotFound
 from tensorprobe.model.comparison import Comparison, Divergence, Finding, Row
 from tensorprobe.model.diff import CallDiff, CallEvidence
 from tensorprobe.report.forms import Answer
@@ -46,6 +49,16 @@ class Rows(Sequence[Row]):
         from tensorprobe.report.table import arrow_schema
 
         return pa.Table.from_batches(list(self.batches()) or [], schema=arrow_schema())
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a pandas frame. ImportError when pandas is not installed."""
+        return self.table().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return all rows as a polars frame. ImportError when polars is not installed."""
+        import polars
+
+        return polars.from_arrow(self.table())
 
     def __len__(self) -> int:
         return self._count
@@ -100,6 +113,16 @@ class FoundDivergence(Divergence, frozen=True, dict=True):
         baseline, candidate = self.__dict__["_runs"]
         return diff_pair(baseline, candidate, self, slot=slot)
 
+    def replay(self, *, seconds: float = 600) -> int:
+        """Run the saved script of this call; return its exit code: 1 while the call is wrong, 0 when it is right, 2 when it cannot tell.
+
+        NotFound when the comparison has saved none: it needs `out=`, and values.
+        """
+        script = self.__dict__["_script"]
+        if script is None or not script.is_file():
+            raise NotFound("there is no replay script of this call: compare with out=FOLDER runs that hold values.")
+        return subprocess.run([sys.executable, str(script)], timeout=seconds, check=False).returncode
+
 
 class Result(Answer):
     """The result of `tensorprobe.compare`. `print(result)` shows what the command prints."""
@@ -118,6 +141,7 @@ class Result(Answer):
         if summary.divergence is not None:
             found = FoundDivergence(**msgspec.structs.asdict(summary.divergence))
             found.__dict__["_runs"] = (summary.baseline.path, summary.candidate.path)
+            found.__dict__["_script"] = None if rows.path is None else rows.path.parent / "replay.py"
             summary = msgspec.structs.replace(summary, divergence=found)
         super().__init__(summary, table=table)
         self.rows = rows
@@ -143,5 +167,5 @@ class Result(Answer):
         return self.summary.answer == "agrees"
 
     def __repr__(self) -> str:
-        first = f", first at {self.divergence.call or self.divergence.candidate_call}" if self.divergence else ""
-        return f"<comparison: {self.summary.answer}{first}; {len(self.rows):,} rows>"
+        told = " ".join(str(self).partition("\n")[0].split())
+        return f"<comparison: {told}; {len(self.rows):,} rows>"

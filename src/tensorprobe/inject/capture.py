@@ -74,7 +74,7 @@ def _start(orders: dict[str, Any], module: nn.Module | None = None) -> None:
         return
     out = attempt_place(Path(orders["out"]))
     remarks = [] if module is None else [_NOT_SEEN]
-    settings = {"model": module, "steps_by": "optimizer", "remarks": remarks, **orders["settings"]}
+    settings = {"model": module, "remarks": remarks, **orders["settings"]}
 
     def start(place: Path, *, overwrite: bool = False) -> None:
         sink = RunSink(place, overwrite=overwrite, about={"recorded from": orders["from"]})

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from tensorprobe.ops.names import parse_call_name
+
 MODULE = "module:"
 
 
 def name_fits(name: str, wanted: str) -> bool:
     """Return whether a call is called so: the name, its start up to a dot, or a glob."""
     return name == wanted or name.startswith(wanted + ".") or fnmatchcase(name, wanted)
+
+
+def is_op(name: str, wanted: str) -> bool:
+    """Return whether a call is one of an op, `linear` or `Functional.linear`, also as a glob."""
+    op = parse_call_name(name).op
+    return fnmatchcase(op, wanted) or fnmatchcase(op.partition(".")[2], wanted)
 
 
 def is_inside(module: str, wanted: str) -> bool:

@@ -264,17 +264,17 @@ class NativeSegment:
 
 def _read_index_line(raw: bytes) -> _IndexLine:
     line = _decode_index_line(raw)
-    _demand_call_name(line.name)
+    demand_call_name(line.name)
     return line
 
 
 def _read_call(raw: bytes) -> Call:
     call = _decode_call(raw)
-    _demand_call_name(call.name)
+    demand_call_name(call.name)
     return call
 
 
-def _demand_call_name(name: str) -> None:
+def demand_call_name(name: str) -> None:
     # The ends of a name settle the usual cases; the slow pattern decides the rest.
     if name.endswith((".forward", ".backward")) and name.isprintable():
         head, _, number = name.rpartition(".")[0].rpartition(".")

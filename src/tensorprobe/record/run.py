@@ -19,7 +19,7 @@ from tensorprobe.errors import NotFound, RunDamaged, nearest
 from tensorprobe.model import Call, Coverage, Manifest, RankPart, Stack
 from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.lines import Damage
-from tensorprobe.record.names import MODULE, is_inside, name_fits
+from tensorprobe.record.names import MODULE, is_inside, is_op, name_fits
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.text import ranges
 
@@ -163,10 +163,17 @@ class Run:
         return self._segments[self.segments(step, rank)[0]] if found is None else found
 
     def calls(
-        self, step: int | None = None, rank: int | None = None, *, on_damage: OnDamage = "raise"
+        self,
+        step: int | None = None,
+        rank: int | None = None,
+        *,
+        op: str | None = None,
+        module: str | None = None,
+        on_damage: OnDamage = "raise",
     ) -> Iterator[StoredCall]:
         """Yield the calls in execution order; within a step, rank after rank.
 
+        `op` and `module` are globs: `op="linear"` for every `Functional.linear`, `module="layers.*"`.
         At a damaged line, RunDamaged is raised after the calls before it. With `on_damage="skip"` reading continues
         after the line, and `damage` returns what was skipped.
         """
@@ -179,6 +186,10 @@ class Run:
                         raise self._damaged(item)
                     continue
                 index, call = item
+                if op is not None and not is_op(call.name, op):
+                    continue
+                if module is not None and not is_inside(call.module, module):
+                    continue
                 yield StoredCall(call, step=at_step, rank=at_rank, index=index, run=self.path, source=source)
 
     def names(self, step: int, rank: int, *, on_damage: OnDamage = "raise") -> list[str]:

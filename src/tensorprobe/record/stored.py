@@ -97,6 +97,14 @@ class StoredCall:
         return self._arguments(self.model.kwargs)
 
     @property
+    def phase(self) -> str:
+        return self.model.phase
+
+    @property
+    def microbatch(self) -> int | None:
+        return self.model.microbatch
+
+    @property
     def slots(self) -> tuple[StoredSlot, ...]:
         return tuple(StoredSlot(slot, self) for slot in self.model.slots)
 
@@ -167,6 +175,10 @@ class StoredSlot:
     @property
     def digest(self) -> str | None:
         return self.model.digest
+
+    @property
+    def role(self) -> str:
+        return self.model.role
 
     @property
     def offset(self) -> int | None:

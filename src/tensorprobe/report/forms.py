@@ -7,9 +7,10 @@ a form that is always a file is a function `(result, path)`. The modules are imp
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -17,6 +18,9 @@ from tensorprobe.errors import SettingsError, did_you_mean
 from tensorprobe.files import replace_file
 from tensorprobe.standard_json import encode
 from tensorprobe.text import plain
+
+if TYPE_CHECKING:
+    from tensorprobe.report.notebook import Frame
 
 
 class Form(NamedTuple):
@@ -125,6 +129,19 @@ class Answer:
 
     def __str__(self) -> str:
         return self.render()
+
+    def _repr_html_(self) -> str:
+        from tensorprobe.report.notebook import card
+
+        return card(str(self), self.exit_code)
+
+    def show(self, *, height: int = 800) -> Frame:
+        """Return the page of this result, for the last line of a notebook's cell."""
+        from tensorprobe.report.notebook import Frame
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder) / "report.html", "html")
+            return Frame((Path(folder) / "report.html").read_text(encoding="utf-8"), height)
 
 
 def render(summary: object, form: str = "text", *, limit: int = 10, **extra: Any) -> str:

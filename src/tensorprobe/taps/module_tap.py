@@ -22,9 +22,11 @@ from tensorprobe.taps.session import OpenCall, Session
 
 
 class ModuleTap:
-    """Watches calls of modules. `before` is called ahead of each call that is made from no other module."""
+    """Watches calls of modules. `before` is called with each module that is called from no other one, ahead of the call."""
 
-    def __init__(self, session: Session, names: ModuleNames, *, record: bool, before: Callable[[], None]) -> None:
+    def __init__(
+        self, session: Session, names: ModuleNames, *, record: bool, before: Callable[[nn.Module], None]
+    ) -> None:
         self._session = session
         self._names = names
         self._record = record
@@ -81,7 +83,7 @@ class ModuleTap:
         try:
             outermost = not state.modules
             if outermost:
-                self._before_outermost()
+                self._before_outermost(module)
             path = self._path(module, outermost=outermost)
             if (training := session.training) is not None:
                 if outermost:

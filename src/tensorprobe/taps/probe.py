@@ -33,7 +33,7 @@ from tensorprobe.taps.function_tap import Describing, FunctionTap, Handling, Pla
 from tensorprobe.taps.looking import Looking
 from tensorprobe.taps.machinery import MachineryTap
 from tensorprobe.taps.modes import ModeStack
-from tensorprobe.taps.module_names import ModuleNames
+from tensorprobe.taps.module_names import ModuleNames, inner_module
 from tensorprobe.taps.module_tap import ModuleTap
 from tensorprobe.taps.patches import remover
 from tensorprobe.taps.ranks import coordinates, find_rank, find_world_size, main_device
@@ -48,6 +48,7 @@ from tensorprobe.taps.training import Training
 _active: Probe | None = None
 _active_lock = threading.Lock()
 _LONGEST_ERROR = 300
+STEPS_BY = ("call", "optimizer", "forward")
 
 
 class Tap(Protocol):
@@ -85,13 +86,14 @@ class Probe:
     ) -> None:
         self.out = Path(out)
         self.settings: CaptureSettings = CaptureSettings.of(**settings)
-        if steps_by not in ("call", "optimizer"):
-            raise SettingsError(f"steps_by is {steps_by!r}; it must be 'call' (of probe.step) or 'optimizer'.")
+        if steps_by not in STEPS_BY:
+            raise SettingsError(f"steps_by is {steps_by!r}; expected 'call' (of probe.step), 'optimizer' or 'forward'.")
         self.coverage: Coverage | None = None
         self._names = ModuleNames()
         self._names.add(model if model is not None else ())
         self._model_device = None if model is None else main_device(model)
         self._steps_by = steps_by
+        self._has_called_model = False
         self._given_rank = rank
         self._remarks = list(remarks)
         self._sink = sink if sink is not None else RunSink(self.out, overwrite=overwrite)
@@ -144,6 +146,11 @@ class Probe:
         """End the current training step."""
         if self._session is not None and not self._session.forked and not self._steps.take_over():
             self._next_step()
+
+    def begin_microbatch(self) -> None:
+        """Count a micro-batch of this step: for trainers that call parts of the model, not the model itself."""
+        if self._session is not None and self._session.training is not None:
+            self._session.training.begin_microbatch()
 
     def stop(self) -> Coverage | None:
         """End the run, remove everything that was installed, and return the coverage when all is on disk.
@@ -239,7 +246,7 @@ class Probe:
         describing.run_visibly = self._modes.run_visibly
         if function is not None:
             function.run_visibly = self._modes.run_visibly
-        self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._modes.settle)
+        self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._before_outermost)
         self._paused = True
         self._taps: list[Tap] = [self._modules, self._recompute, self._collectives, self._machinery]
         if self._sink.needs.roles:
@@ -258,6 +265,17 @@ class Probe:
                 tap.remove()
             self._remove_patches()
             raise
+
+    def _before_outermost(self, module: Any) -> None:
+        """A module is called from no other one. By `forward`, each call of the model but the first begins a step."""
+        self._modes.settle()
+        if self._steps_by == "forward":
+            while (inner := inner_module(module)) is not None:
+                module = inner
+            if self._names.root in (None, module):
+                if self._has_called_model:
+                    self._next_step()
+                self._has_called_model = True
 
     def _next_step(self) -> None:
         session = self._session
@@ -331,7 +349,7 @@ def capture(
     *,
     model: Any = None,
     overwrite: bool = False,
-    steps_by: Literal["call", "optimizer"] = "call",
+    steps_by: Literal["call", "optimizer", "forward"] = "call",
     level: str = "api",
     mode: Mode = "tensor",
     steps: Numbers | None = None,
@@ -360,7 +378,8 @@ def capture(
         out: folder for the run.
         model: gives modules their names; without it, the outermost module that is called does.
         overwrite: replace a run that is already in `out`. Without it, that raises RunExists.
-        steps_by: `call`: a step ends with `probe.step()`. `optimizer`: it ends with `optimizer.step()`.
+        steps_by: `call`: a step ends with `probe.step()`. `optimizer`: it ends with `optimizer.step()`. `forward`: each
+            call of the model is a step; of a generation, the prompt is step 0 and each token another.
         level: what counts as a call: `module`, `api`, `aten`, or `mix` (modules and API calls, each with its parent).
         mode: how much of each tensor to record: `summary` (statistics and digest), `tensor` (also the values) or
             `structure` (names and shapes only).

@@ -104,6 +104,10 @@ class Training:
             self._handles.pop().remove()
         self._end_step()
 
+    def begin_microbatch(self) -> None:
+        """The model is called once more before the optimizer steps."""
+        self.microbatch = 0 if self.microbatch is None else self.microbatch + 1
+
     def enter(self, module: nn.Module, state: ThreadState) -> None:
         """A module is called from no other one. Modules without parameters, such as a loss, do not tell the phase."""
         inner: nn.Module | None = module
@@ -111,7 +115,7 @@ class Training:
             module, inner = inner, inner_module(inner)
         is_root = module is self._names.root
         if is_root:
-            self.microbatch = 0 if self.microbatch is None else self.microbatch + 1
+            self.begin_microbatch()
         if is_root or next(module.parameters(), None) is not None:
             state.phase = _PHASES[module.training, torch.is_grad_enabled()]
 

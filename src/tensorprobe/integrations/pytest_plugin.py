@@ -1,0 +1,124 @@
+"""The pytest plug-in: a fixture that compares what a test computes with a golden run beside the test.
+
+    def test_step(tensorprobe_golden):
+        with tensorprobe_golden("gpt-step"):
+            train()
+
+The first run writes `goldens/gpt-step.tpz` beside the test file. Later runs compare with it; a failure prints what
+`tensorprobe compare` prints and names the page. Until the fixture is used, this imports the standard library and pytest alone.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tensorprobe import Probe, Run
+
+FOLDER = "goldens"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_written: list[str] = []
+
+Golden = Callable[..., "AbstractContextManager[Probe]"]
+
+
+class GoldenWarning(UserWarning):
+    """A golden was made with another torch, device or setting, so it is judged by what rounding explains."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("tensorprobe", "goldens of tensorprobe")
+    group.addoption("--tensorprobe-update", action="store_true", help="Write the goldens again.")
+    group.addoption(
+        "--tensorprobe-strict",
+        action="store_true",
+        help="Fail where a golden is missing, or was made with another torch, device or setting.",
+    )
+
+
+@pytest.fixture
+def tensorprobe_golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """Return `golden(name, policy="noise-aware", **settings)`: a context that records, and compares with the golden at its end.
+
+    `settings` are those of `tensorprobe.capture`; `model=` gives modules their names.
+    """
+    config = request.config
+    folder = request.path.parent / FOLDER
+    strict, update = config.getoption("--tensorprobe-strict"), config.getoption("--tensorprobe-update")
+
+    @contextmanager
+    def golden(name: str, *, policy: str = "noise-aware", **settings: Any) -> Iterator[Probe]:
+        import tensorprobe
+
+        if _NAME.fullmatch(name) is None:
+            raise ValueError(f"golden {name!r}: use letters, digits, '.', '_' and '-'; it names a file.")
+        file = folder / f"{name}.tpz"
+        place = tmp_path_factory.mktemp(f"golden-{name}")
+        chosen = {"mode": "summary", "stacks": True, **settings}
+        with tensorprobe.capture(place / "run", **chosen) as probe:
+            yield probe
+        run = tensorprobe.open_run(place / "run")
+        if update or not file.exists():
+            _write(run, file, config.rootpath, strict=strict and not update)
+        else:
+            _compare(file, run, place, policy, strict=strict)
+
+    return golden
+
+
+def _write(run: Run, file: Path, root: Path, *, strict: bool) -> None:
+    from tensorprobe.record.sealed import seal_run
+
+    if strict:
+        pytest.fail(f"no golden {file}. Write it with --tensorprobe-update, and commit it.", pytrace=False)
+    if not any(part.coverage.recorded for part in run.parts.values()):
+        pytest.fail("nothing was recorded: the block calls no torch function.", pytrace=False)
+    file.parent.mkdir(exist_ok=True)
+    size = seal_run(run, file, root=root)
+    _written.append(f"{file} ({size:,} bytes)")
+
+
+def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool) -> None:
+    import tensorprobe
+
+    golden = tensorprobe.open_run(file)
+    if others := _differences(golden, run):
+        told = f"golden {file.name} was made with another setting: {'; '.join(others)}"
+        if strict:
+            advice = "Write it again with --tensorprobe-update."
+            pytest.fail(f"{told}.\n{advice}", pytrace=False)
+        warnings.warn(GoldenWarning(f"{told}. It is judged by what rounding explains."), stacklevel=1)
+    result = tensorprobe.compare(file, run.path, policy=policy, out=place / "result", prove="off")
+    if not result:
+        pytest.fail(
+            f"golden {file.name}: {result}\n"
+            f"If this change is intended: pytest {file.parent.parent} --tensorprobe-update",
+            pytrace=False,
+        )
+
+
+def _differences(golden: Run, run: Run) -> list[str]:
+    """Return what may change numbers and is not the same: torch, device, packages, switches."""
+    from tensorprobe.record.provenance import differences
+
+    def facts(held: Run) -> dict[str, Any]:
+        devices = sorted({part.device for part in held.parts.values()})
+        kept = {key: held.manifest.provenance.get(key, {}) for key in ("packages", "switches")}
+        return {"torch": held.manifest.torch, "device": ", ".join(devices), **kept}
+
+    return differences(facts(golden), facts(run))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which goldens were written."""
+    for line in _written:
+        terminalreporter.write_line(f"tensorprobe: wrote {line}. Commit it.")
+    _written.clear()

@@ -1,0 +1,58 @@
+"""`tensorprobe overflow -- COMMAND` and `tensorprobe online -- COMMAND`: the watches around a script that is not edited."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.taps.scripts import run_tool
+
+SCRIPT = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    result = model(torch.ones(3, 8))
+    if step == 1 and "nan" in sys.argv:
+        result = torch.log(result - 100)
+    result.sum().backward()
+    optimizer.step()
+sys.exit(5 if "fails" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path / "train.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [([], 0, "FINITE"), (["nan"], 1, "FIRST NAN in Torch.log.0.forward, step 1"), (["nan", "fails"], 5, "FIRST NAN")],
+)
+def test_overflow_watches_a_command(tmp_path: Path, script: Path, words: list[str], code: int, told: str) -> None:
+    done = run_tool(["overflow", "-o", "found", "--", sys.executable, script, *words], tmp_path, code=code)
+    assert told in done.stdout
+    assert (tmp_path / "found" / "report.html").is_file()
+
+
+def test_online_watches_a_command(tmp_path: Path, script: Path) -> None:
+    done = run_tool(["online", "-o", "found", "--", sys.executable, script], tmp_path)
+    assert "agree with the reference" in done.stdout and "in 2 steps" in done.stdout
+    done = run_tool(["online", "-o", "found", "--overwrite", "--", sys.executable, script, "fails"], tmp_path, code=5)
+    assert "agree with the reference" in done.stdout
+
+
+def test_a_command_without_modules_is_reported(tmp_path: Path) -> None:
+    for command in ("overflow", "online"):
+        done = run_tool([command, "-o", "found", "--", sys.executable, "-c", "import torch"], tmp_path, code=2)
+        assert "called a torch module" in done.stderr
+
+
+def test_options_of_the_script_need_two_dashes(tmp_path: Path, script: Path) -> None:
+    done = run_tool(["overflow", "-o", "found", sys.executable, script, "--steps", "3"], tmp_path, code=2)
+    assert "put -- before the command" in done.stderr

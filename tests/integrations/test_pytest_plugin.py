@@ -1,0 +1,80 @@
+"""The pytest plug-in, driven by a pytest of its own: the first run writes a golden, a planted change fails with the call named."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 240
+
+TEST = """
+import os, torch
+
+def test_step(tensorprobe_golden):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+    with tensorprobe_golden("step", model=model):
+        hidden = model[1](model[0](torch.ones(2, 4)))
+        model[2](hidden * float(os.environ.get("FACTOR", 1))).sum().backward()
+"""
+
+
+def run_pytest(folder: Path, *options: str, code: int = 0, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("suite")
+    (place / "test_it.py").write_text(TEST)
+    (place / "pytest.ini").write_text("[pytest]\n")
+    told = run_pytest(place)
+    assert re.search(r"tensorprobe: wrote .*goldens/step.tpz \([\d,]+ bytes\)\. Commit it\.", told)
+    return place
+
+
+def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder: Path) -> None:
+    golden = folder / "goldens" / "step.tpz"
+    before = golden.read_bytes()
+    told = run_pytest(folder, "--tensorprobe-strict")
+    assert "1 passed" in told and "wrote" not in told
+    told = run_pytest(folder, code=1, FACTOR="1.01")
+    assert "golden step.tpz: DIVERGED  first at step 0, rank 0: Tensor.mul.0.forward" in told
+    assert "test_it.py:9" in told and "--tensorprobe-update" in told
+    (page,) = re.findall(r"Page: +(\S+)", told)
+    assert Path(page).is_file()
+    assert golden.read_bytes() == before
+    run_pytest(folder, "--tensorprobe-update", FACTOR="1.01")
+    assert golden.read_bytes() != before
+    run_pytest(folder, "--tensorprobe-update")
+    assert golden.read_bytes() == before
+
+
+def test_another_setting_is_a_warning_and_strict_refuses_it(folder: Path) -> None:
+    told = run_pytest(folder, TORCH_FORCE="", OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    assert "GoldenWarning: golden step.tpz was made with another setting: threads:" in told
+    told = run_pytest(folder, "--tensorprobe-strict", code=1, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    assert "Write it again with --tensorprobe-update" in told
+
+
+def test_without_the_fixture_nothing_of_ours_but_the_plugin_is_imported() -> None:
+    program = (
+        "import sys; import tensorprobe.integrations.pytest_plugin; "
+        "print([name for name in ('torch', 'numpy', 'msgspec', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,69 @@
+"""A sealed run: small, the same bytes for the same run, compared like the run itself, and never trusted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensorprobe
+from tensorprobe.errors import RunDamaged, TensorprobeError, UnsupportedVersion
+from tensorprobe.record.sealed import seal_run
+
+
+def record(folder: Path, *, factor: float = 1.0) -> tensorprobe.Run:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    with tensorprobe.capture(folder, model=model) as probe:
+        for _ in range(2):
+            (model(torch.ones(2, 4)) * factor).sum().backward()
+            probe.step()
+    return tensorprobe.open_run(folder)
+
+
+def test_the_same_program_gives_the_same_bytes_without_place_or_time(tmp_path: Path) -> None:
+    sealed = [tmp_path / "a.tpz", tmp_path / "b.tpz"]
+    for file in sealed:
+        seal_run(record(tmp_path / file.stem), file, root=Path(__file__).parent)
+    assert sealed[0].read_bytes() == sealed[1].read_bytes()
+    first = json.loads(gzip.decompress(sealed[0].read_bytes()))
+    assert first["manifest"]["created"] == "" and first["parts"][0]["host"] == ""
+    assert str(tmp_path) not in json.dumps(first)
+    assert first["segments"][0]["stacks"][0]["frames"][0][0] == "test_sealed.py"
+
+
+def test_it_is_compared_with_a_run_and_names_the_call_that_changed(tmp_path: Path) -> None:
+    seal_run(record(tmp_path / "a"), tmp_path / "a.tpz")
+    assert tensorprobe.compare(tmp_path / "a.tpz", tmp_path / "a")
+    record(tmp_path / "b", factor=1.01)
+    result = tensorprobe.compare(tmp_path / "a.tpz", tmp_path / "b")
+    assert result.exit_code == 1 and result.divergence.call == "Tensor.mul.0.forward"
+    with pytest.raises(AssertionError, match="DIVERGED"):
+        tensorprobe.assert_runs_agree(tmp_path / "a.tpz", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "told"),
+    [
+        (lambda raw: raw[:-20], RunDamaged, "its end is missing"),
+        (lambda raw: b"not gzip", RunDamaged, "not compressed"),
+        (lambda raw: raw[:40] + b"\xff" * 20 + raw[60:], RunDamaged, "a.tpz"),
+        (lambda raw: gzip.compress(b"[" * 100_000), RunDamaged, "cannot be read"),
+        (lambda raw: gzip.compress(b'{"format": "other"}'), RunDamaged, "no sealed run"),
+        (lambda raw: gzip.compress(b'{"format": "tensorprobe-sealed", "version": 9}'), UnsupportedVersion, "version 9"),
+        (lambda raw: gzip.compress(gzip.decompress(raw).replace(b"Functional.linear.0.f", b"\\u001b.f")), RunDamaged, "name of a call"),
+        (lambda raw: gzip.compress(b" " * (3 << 20)), RunDamaged, "unpacks to more than"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, error: type[TensorprobeError], told: str
+) -> None:
+    monkeypatch.setenv("TENSORPROBE_MAX_READ_BYTES", "2M")
+    seal_run(record(tmp_path / "a"), tmp_path / "a.tpz")
+    (tmp_path / "a.tpz").write_bytes(damage((tmp_path / "a.tpz").read_bytes()))
+    with pytest.raises(error, match=told):
+        tensorprobe.open_run(tmp_path / "a.tpz")
