@@ -131,6 +131,7 @@ PUBLIC_NAMES = [
     "TensorprobeError",
     "__version__",
     "active_probe",
+    "assert_runs_agree",
     "audit",
     "capture",
     "compare",

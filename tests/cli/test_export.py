@@ -68,4 +68,4 @@ def test_the_folder_may_be_given_as_an_option(run_path: Path, tmp_path: Path) ->
         "left_out": {"sparse layout": 1},
     }
     assert "the folder for the files is missing" in str(invoke(run_path, "--to", "npy").exception)
-    assert "--to is 'pkl'; expected npy or safetensors" in str(invoke(run_path, "x", "--to", "pkl").exception)
+    assert "--to is 'pkl'; expected npy, safetensors or tpz" in str(invoke(run_path, "x", "--to", "pkl").exception)

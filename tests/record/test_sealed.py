@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import tensorprobe
+from tensorprobe.cli.main import app
 from tensorprobe.errors import RunDamaged, TensorprobeError, UnsupportedVersion
 from tensorprobe.record.sealed import seal_run
 
@@ -67,3 +69,10 @@ def test_a_bad_file_is_one_clear_error(
     (tmp_path / "a.tpz").write_bytes(damage((tmp_path / "a.tpz").read_bytes()))
     with pytest.raises(error, match=told):
         tensorprobe.open_run(tmp_path / "a.tpz")
+
+
+def test_export_writes_one(tmp_path: Path) -> None:
+    record(tmp_path / "a")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "a"), "--to", "tpz", "-o", str(tmp_path / "a.tpz")])
+    assert done.exit_code == 0, done.output
+    assert tensorprobe.compare(tmp_path / "a", tmp_path / "a.tpz")

@@ -11,7 +11,7 @@ from tensorprobe.cli.options import JSON, OUT, RANK, STEP, either, progress
 from tensorprobe.errors import SettingsError
 from tensorprobe.settings import one_of
 
-_FORMS = ("npy", "safetensors")
+_FORMS = ("npy", "safetensors", "tpz")
 
 
 def register(app: typer.Typer) -> None:
@@ -23,10 +23,12 @@ def export(
     run: Path = typer.Argument(metavar="RUN", help="The folder of the run."),
     folder: Path | None = typer.Argument(None, hidden=True),
     to: str = typer.Option(
-        ..., metavar="FORM", help="npy: a file for each tensor. safetensors: a file for each step and rank."
+        ...,
+        metavar="FORM",
+        help="npy: a file for each tensor. safetensors: a file for each step and rank. tpz: one small file without values.",
     ),
     out: Path | None = typer.Option(
-        None, *OUT, metavar="FOLDER", help="A new or empty folder for the files. Required."
+        None, *OUT, metavar="FOLDER", help="A new or empty folder for the files; the file, for tpz. Required."
     ),
     step: int | None = STEP,
     rank: int | None = RANK,
@@ -46,6 +48,14 @@ def export(
         raise SettingsError("the folder for the files is missing: add -o FOLDER.")
     chosen: Any = one_of(*_FORMS)(to, "--to")
     opened = open_run(run)
+    if chosen == "tpz":
+        from tensorprobe.record.sealed import seal_run
+
+        written = seal_run(opened, target)
+        typer.echo(
+            encode({"file": str(target), "size_bytes": written}) if as_json else f"{size(written)}: {plain(target)}"
+        )
+        return
     with progress("exporting calls") as bar:
         if bar is not None:
             bar.expect(sum(part.recorded for part in opened.coverage.values()))

@@ -36,6 +36,8 @@ class StackNote(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
 
     id: int
     frames: Frames
+    cells: dict[int, str] = {}
+    """Source lines that only this process has, such as those of a notebook's cell, by the position of their frame."""
 
 
 class DropNote(msgspec.Struct, frozen=True, array_like=True, tag="drop"):

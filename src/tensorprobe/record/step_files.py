@@ -260,7 +260,10 @@ def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Writte
 
 def with_source(note: StackNote) -> list[tuple[str, int, str, str]]:
     """The frames of a stack, each with its source line as it is on disk now."""
-    return [(file, line, function, linecache.getline(file, line).strip()) for file, line, function in note.frames]
+    return [
+        (file, line, function, note.cells.get(at) or linecache.getline(file, line).strip())
+        for at, (file, line, function) in enumerate(note.frames)
+    ]
 
 
 def write_part(run: Path, part: RankPart, *, lock: int = -1) -> None:

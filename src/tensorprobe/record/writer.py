@@ -6,6 +6,7 @@ If the recorder dies, nothing is raised: `failure` says what happened, and every
 
 from __future__ import annotations
 
+import linecache
 import os
 import select
 import subprocess
@@ -149,7 +150,12 @@ class RunWriter:
 
     def stack(self, number: int, frames: Frames) -> None:
         """Send a stack, before the first call that names it."""
-        self._note(StackNote(number, frames))
+        cells = {
+            at: linecache.getline(file, line).strip()
+            for at, (file, line, _) in enumerate(frames)
+            if linecache.cache.get(file, (0, 0.0))[1:2] == (None,)  # no time of a file: it is on no disk
+        }
+        self._note(StackNote(number, frames, cells))
 
     def step(self, step: int) -> None:
         """What follows belongs to this step."""

@@ -13,11 +13,25 @@ import torch
 
 from tensorprobe.model.sink import Sink
 
+_NOTEBOOK = ("IPython", "ipykernel", "traitlets", "tornado", "asyncio", "runpy")
+
+
+def _notebook() -> list[str]:
+    """Where the machinery below the cells of a notebook is, in a notebook."""
+    kernel = sys.modules.get("ipykernel")
+    if kernel is None or kernel.__file__ is None:
+        return []
+    files = [module.__file__ for name in _NOTEBOOK if (module := sys.modules.get(name)) is not None]
+    places = [Path(file) for file in files if file] + [Path(kernel.__file__).parents[1] / "ipykernel_launcher.py"]
+    return [str(place.parent) + os.sep if place.name == "__init__.py" else str(place) for place in places]
+
+
 _HIDDEN = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parents[1]) + os.sep,
     str(Path(importlib.util.__file__).parent) + os.sep,
     "<frozen",
+    *_notebook(),
 )
 _MOST_FRAMES = 64
 
