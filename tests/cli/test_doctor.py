@@ -139,7 +139,7 @@ def test_doctor_exits_2_when_values_are_not_recorded() -> None:
 
 
 def test_doctor_exits_2_when_compare_sees_no_difference() -> None:
-    blind = "from tensorprobe.cli import proof; same = proof.compare; proof.compare = lambda a, b: same(a, a);"
+    blind = "from tensorprobe.engine import comparison as proof; same = proof.compare; proof.compare = lambda a, b: same(a, a);"
     done = run_doctor(code=blind + PROGRAM)
     assert done.returncode == 2
     assert "proof      cpu: api: a training with a wrong weight is said to agree" in done.stdout

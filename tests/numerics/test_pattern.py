@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensorprobe.numerics.pair_view import PairView
 from tensorprobe.numerics.pattern import find_pattern
 from tensorprobe.numerics.spread import spread_of
-from tensorprobe.ops.axes import axis_names
+from tensorprobe.ops import axis_names
 from tensorprobe.report.pattern import pattern_words
 from tensorprobe.sim.kinds import KINDS, OpCall
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import tempfile
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import typer
 
 from tensorprobe.cli.options import JSON
+from tensorprobe.model import CaptureLevel
 from tensorprobe.numerics.native import SWITCH, describe
 from tensorprobe.standard_json import encode
 from tensorprobe.text import message
@@ -145,16 +147,41 @@ def _proof() -> dict[str, Any]:
     """Return for each device and level whether capture, record and compare work there, and what this torch cannot do."""
     try:
         from tensorprobe import torch_names
-        from tensorprobe.cli.proof import prove
+        from tensorprobe.taps import self_test  # noqa: F401  imports torch
     except ImportError as error:
         return {"capture": f"does not work: {error}", "proof": {}, "limits": []}
-    proof = {device: prove(device) for device in ("cpu", *torch_names.accelerators())}
+    proof = {
+        device: {str(level): _prove(str(level), device) for level in CaptureLevel}
+        for device in ("cpu", *torch_names.accelerators())
+    }
     problems = [problem for levels in proof.values() for problem in levels.values() if problem != "works"]
     capture = f"does not work: {problems[0]}" if problems else "works"
     limits = torch_names.limits()
     if torch_names.accelerator_parts is None:
         limits.append(f"tensorprobe sim needs torch {torch_names.SIMULATED_SINCE}")
     return {"capture": capture, "proof": proof, "limits": limits}
+
+
+def _prove(level: str, device: str) -> str:
+    """Return `works`, or what failed: capture, record and compare get calls whose numbers are known."""
+    from tensorprobe.engine import comparison
+    from tensorprobe.taps.self_test import find_problem, record_known_calls
+
+    for mode in ("tensor", "summary"):
+        problem = find_problem(level, mode, device)
+        if problem:
+            return problem
+    with tempfile.TemporaryDirectory(prefix="tensorprobe-doctor-", ignore_cleanup_errors=True) as folder:
+        try:
+            for name in ("first", "again", "wrong"):
+                record_known_calls(f"{folder}/{name}", level, "tensor", device, wrong=name == "wrong")
+            if comparison.compare(f"{folder}/first", f"{folder}/again").divergence is not None:
+                return "two equal trainings are said to diverge"
+            if comparison.compare(f"{folder}/first", f"{folder}/wrong").divergence is None:
+                return "a training with a wrong weight is said to agree"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "works"
 
 
 def _render_proof(proof: dict[str, dict[str, str]]) -> list[str]:

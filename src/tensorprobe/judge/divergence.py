@@ -15,7 +15,6 @@ from typing import Any, cast
 import msgspec
 import numpy
 
-from tensorprobe.judge.externals import external_of
 from tensorprobe.model import Level
 from tensorprobe.model.comparison import STATUSES, Basis, Divergence, External, Finding, Inputs, Region, Row, Status
 from tensorprobe.model.measured import (
@@ -24,12 +23,14 @@ from tensorprobe.model.measured import (
     INPUTS,
     JUDGED,
     SIDES,
+    STATISTICS,
     UNMEASURED,
     VERDICTS,
+    Entering,
     Measured,
     Opinions,
 )
-from tensorprobe.ops import is_collective
+from tensorprobe.ops import argument_name, is_collective
 
 MAX_EXTERNALS = 100
 
@@ -43,6 +44,8 @@ _UNPAIRED = ("only_baseline", "only_candidate")
 Place = tuple[int, int, bool, int, int]
 _STATISTICS_ROUNDING = 1e-6
 """How far norms of equal tensors may be apart that were computed in different ways."""
+_PURE_SCALE = 1e-9
+"""If 1 - cosine is below this, the difference is a pure scale."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -101,7 +104,7 @@ class _Step:
         row, entered = worst_row(self.measured, opinion, call), None
         if opinion.status[call] == _ENTERED:
             entering = next(each for each in opinion.entering if each.call == call)
-            row, entered = entering.row, external_of(self.measured, entering)
+            row, entered = entering.row, _external_of(self.measured, entering)
         divergence = Divergence(
             step=self.measured.step,
             rank=self.measured.rank,
@@ -248,8 +251,8 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
         judged=int((rows.made & (opinion.verdict != UNMEASURED)).sum()),
         regions=[step.region(name) for name in measured.regions],
         findings=[finding for finding in measured.findings if not (finding.region and step.is_settled(finding))],
-        externals=[external_of(measured, each) for each in opinion.entering[:MAX_EXTERNALS]],
-        untold=[external_of(measured, each) for each in opinion.untold[:MAX_EXTERNALS]],
+        externals=[_external_of(measured, each) for each in opinion.entering[:MAX_EXTERNALS]],
+        untold=[_external_of(measured, each) for each in opinion.untold[:MAX_EXTERNALS]],
     )
 
 
@@ -374,3 +377,45 @@ def place_in(measured: Measured, row: int) -> list[int]:
         flat, at = divmod(flat, size)
         place.append(at)
     return place[::-1]
+
+
+def _external_of(measured: Measured, entering: Entering) -> External:
+    """Return which tensor differs where it enters a call, and how."""
+    calls, rows = measured.calls, measured.rows
+    call, slot = entering.call, rows.slot[entering.row]
+    argument = argument_name(calls.op[call], slot)
+    module = calls.module[call]
+    if argument and entering.kind in ("parameter", "data"):
+        name = f"{module}.{argument}" if module else argument
+    else:
+        name = f"{slot} of {calls.name[call]}"
+    return External(
+        kind=entering.kind,
+        name=name,
+        step=measured.step,
+        rank=measured.rank,
+        call=calls.name[call],
+        slot=slot,
+        detail=_how_it_differs(measured, entering.row),
+        origin=entering.origin,
+    )
+
+
+def _how_it_differs(measured: Measured, row: int) -> str:
+    figures = {name: column[row] for name, column in measured.rows.figures.items()}
+    if measured.rows.basis[row] == STATISTICS and figures["baseline_norm"] != figures["baseline_norm"]:
+        return f"max {figures['baseline_max']:.6g} in baseline, {figures['candidate_max']:.6g} in candidate"
+    if measured.rows.basis[row] == STATISTICS:
+        return f"norm {figures['baseline_norm']:.6g} in baseline, {figures['candidate_norm']:.6g} in candidate"
+    if figures["nonfinite_different"] > 0:
+        return f"NaN or infinity differs in {figures['nonfinite_different']:,} places"
+    if figures["one_minus_cosine"] < _PURE_SCALE and abs(figures["slope"] - 1) >= 0.9 * figures["relative_l2"] > 0:
+        return f"scaled by {figures['slope']:.6g}"
+    if (
+        figures["bias"]
+        and abs(figures["mean_abs"] - abs(figures["bias"])) <= 1e-5 * figures["mean_abs"]
+        and (figures["max_abs"] <= 1.001 * abs(figures["bias"]))
+    ):
+        return f"shifted by {figures['bias']:.6g}"
+    share = figures["different"] / max(int(figures["count"]), 1)
+    return f"max |Δ| {figures['max_abs']:.3g}, relative {figures['relative_l2']:.3g}, {share:.0%} of the elements"

@@ -330,3 +330,21 @@ def positional_slot(op: str, slot: str) -> str:
     side, _, name = slot.partition(".kwargs.")
     names = parameter_names(op)
     return f"{side}.{names.index(name)}" if name and name in names else slot
+
+
+_IMAGES = ("conv", "pool", "batch_norm", "group_norm", "instance_norm", "interpolate", "pixel")
+_HEADS = ("softmax", "matmul", "bmm", "attention", "masked_fill", "dropout", "div", "einsum", "baddbmm")
+
+
+def axis_names(op: str, dimensions: int) -> list[str]:
+    """Return what people call each axis: `["heads", "rows", "columns"]`. A guess from the op and the number of axes."""
+    short = plain_name(op)
+    inner = ["rows", "columns"][-dimensions:] if dimensions > 1 else ["elements"][:dimensions]
+    outer = dimensions - len(inner)
+    if outer <= 0:
+        return inner
+    if any(part in short for part in _IMAGES) and outer < 3:
+        return [*["images", "channels"][:outer], *inner] if outer == 2 else ["images", "channels", "columns"]
+    if outer == 2 and any(part in short for part in _HEADS):
+        return ["batches", "heads", *inner]
+    return [*(f"axis-{axis} slices" for axis in range(outer)), *inner] if outer > 1 else ["batches", *inner]

@@ -23,7 +23,7 @@ from tensorprobe.numerics.pairs import derive
 from tensorprobe.numerics.pattern import find_pattern
 from tensorprobe.numerics.picture import picture_of
 from tensorprobe.numerics.spread import histograms_of, profiles_of, spread_of
-from tensorprobe.ops.axes import axis_names
+from tensorprobe.ops import axis_names
 from tensorprobe.pairing.align import Options, align_calls
 from tensorprobe.pairing.call_pairs import pair_slots
 from tensorprobe.pairing.measure import details_of
