@@ -13,6 +13,7 @@ from tensorprobe.judge.graph import Graph
 from tensorprobe.judge.walk import Known, RankJudge
 from tensorprobe.model.comparison import STATUSES, Proof
 from tensorprobe.model.measured import STATISTICS, VERDICTS, Measured, Opinions, Update
+from tensorprobe.model.reason import Unmeasured
 from tests.builders.columns import call, row, step
 
 GELU, LINEAR, ADD = "Functional.gelu", "Functional.linear", "Tensor.add"
@@ -254,6 +255,26 @@ def test_data_that_was_equal_before_must_stay_equal() -> None:
     assert status(judge(read(0.0, 0), read(3e-7, 1))[1])[1] == "entered"
     whole = step(call(f"{GELU}.0.forward", row("input.0", dtype="int64", different=1, max_abs=1.0), row("output.0")))
     assert [VERDICTS[code] for code in judge(whole)[0].verdict] == ["diverges", "agrees"]
+
+
+@pytest.mark.parametrize(("why", "expected"), [(None, "entered"), (Unmeasured.UNRECORDED, "agrees")])
+def test_a_gradient_that_was_not_measured_where_it_was_made_may_have_noise(
+    why: Unmeasured | None, expected: str
+) -> None:
+    def update(error: float, number: int) -> Measured:
+        return step(
+            call(f"{LINEAR}.0.forward", row("input.0"), row("output.0", ROUNDED, key=f"y {number}")),
+            call(f"{LINEAR}.0.backward", row("input.0"), row("output.1", why=why)),
+            call(
+                "Tensor.lerp_.0.forward",
+                row("input.0"),
+                row("input.1", error, key=f"gradient {number}"),
+                row("output.0"),
+            ),
+            step=number,
+        )
+
+    assert status(judge(update(0.0, 0), update(3e-7, 1))[1])[2] == expected
 
 
 def test_data_of_the_step_before_is_recognised() -> None:

@@ -139,7 +139,8 @@ class Origins:
             return Expected(kind, math.inf if loose else 0.0)
         if kind == "data" and not loose and (before := self._in_step_before(row, call)) is not None:
             table_before, at = before
-            if table_before.equal[at]:  # it was read in the step before, and there was no noise in it
+            # It was read in the step before, and there was no noise in it: it is no gradient.
+            if table_before.equal[at] and call < table.first_unmeasured_gradient:
                 return Expected(kind, 0.0)
         return Expected(kind, DRIFT_FACTOR / FACTOR * lineage.drift * float(table.errors.rms[row]))
 

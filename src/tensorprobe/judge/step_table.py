@@ -5,6 +5,7 @@ The table is facts only: nothing in it depends on what was judged before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,6 +88,13 @@ class StepTable:
     def numbers(self) -> dict[tuple[str, int], int]:
         """The position of each call, by its name and how many times it was recorded before."""
         return {key: at for at, key in enumerate(zip(self.calls.name, self.calls.repeat, strict=True))}
+
+    @cached_property
+    def first_unmeasured_gradient(self) -> float:
+        """The position of the first backward with a result that was not measured; infinite if there is none."""
+        rows, calls = self.rows, self.calls
+        made = (int(rows.call[row]) for row in rows.unmeasured if rows.slot[row].startswith("output"))
+        return min((call for call in made if calls.direction[call] == "backward"), default=math.inf)
 
     def rows_of(self, call: int) -> range:
         """Return the rows of a call."""
