@@ -154,3 +154,20 @@ def test_other_threads_index_as_ever(tmp_path: Path) -> None:
     thread.join()
     assert found == [2.0]
     assert not list(tensorprobe.open_run(tmp_path / "run").calls())
+
+
+class Own(torch.Tensor):
+    """A class as people write them: torch makes each result one of it with `as_subclass`."""
+
+
+@pytest.mark.parametrize("level", ["aten", "mix"])
+def test_subclasses_of_tensor_work_under_a_dispatch_mode(tmp_path: Path, level: str) -> None:
+    with tensorprobe.capture(tmp_path / "run", level=level):
+        x = torch.ones(2, requires_grad=True)
+        y = x.as_subclass(Own) * 3
+        z = torch.Tensor.as_subclass(x.detach(), cls=Own)
+        y.sum().backward()
+    assert type(y) is type(z) is Own and x.grad is not None and x.grad.tolist() == [3.0, 3.0]
+    assert "as_subclass" not in vars(torch.Tensor)
+    names = [call.name for call in tensorprobe.open_run(tmp_path / "run").calls()]
+    assert any("mul" in name for name in names) and any("sum" in name for name in names)

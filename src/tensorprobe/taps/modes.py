@@ -31,7 +31,7 @@ class ModeStack:
         self._function = function
         self._dispatch = dispatch
         self._patch: Patch | None = None
-        self._unshown = None if function is None else UnshownCalls(self.show)
+        self._unshown = UnshownCalls(None if function is None else self.show, None if dispatch is None else self._hide)
         self._following = False
         self._home: int | None = None
         self._due: bool | None = None
@@ -67,10 +67,7 @@ class ModeStack:
             with _lifted_function_modes():
                 torch_names.push_function_mode(self._function)
         if self._dispatch is not None:
-            with _lifted_dispatch_modes() as lifted:
-                self._dispatch.__enter__()
-                if lifted:
-                    _slip_flags_under(self._dispatch, lifted[-1])
+            _insert_dispatch(self._dispatch)
 
     def _take_out(self) -> bool:
         """Whether something was there."""
@@ -121,19 +118,26 @@ class ModeStack:
             with _lifted_function_modes():
                 torch_names.push_function_mode(self._function)
 
+    def _hide(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Execute a call that torch cannot make under a dispatch mode; those of the program stay."""
+        if self._dispatch is None or not _remove_dispatch(self._dispatch):
+            return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            _insert_dispatch(self._dispatch)
+
     def follow_threads(self) -> None:
         """From now on threads that are started have the modes while they run. What is due elsewhere stays due."""
         self._following = True
-        if self._unshown is not None:
-            self._unshown.install()
+        self._unshown.install()
         if self._patch is None:
             self._patch = Patch(threading.Thread, "run", self._wrap_run)
 
     def unfollow_threads(self) -> None:
         """Threads that start from now on have no modes."""
         self._following = False
-        if self._unshown is not None:
-            self._unshown.remove()
+        self._unshown.remove()
 
     def leave(self) -> None:
         """Remove everything. A stack of modes belongs to its thread: another thread's is left when that thread next runs."""
@@ -289,6 +293,13 @@ def _lifted_dispatch_modes() -> Iterator[list[Any]]:
     finally:
         for mode in reversed(lifted):
             torch_names.push_dispatch_mode(mode)
+
+
+def _insert_dispatch(dispatch: torch_names.DispatchMode) -> None:
+    with _lifted_dispatch_modes() as lifted:
+        dispatch.__enter__()
+        if lifted:
+            _slip_flags_under(dispatch, lifted[-1])
 
 
 def _remove_dispatch(dispatch: torch_names.DispatchMode) -> bool:

@@ -1,7 +1,8 @@
 """Calls that an older torch does not show to a function mode: collectives before 2.13, indexing before 2.2.
 
 While a step is recorded, the bodies of the collectives are replaced, and Tensor has subscript methods that take part in
-indexing only. Every function and every attribute stays the same object, whatever name it was imported by.
+indexing only. Every function and every attribute stays the same object, whatever name it was imported by. The other way
+round, `as_subclass` raises under a dispatch mode before 2.6, and has to be hidden from ours.
 """
 
 from __future__ import annotations
@@ -17,21 +18,25 @@ import torch
 from tensorprobe import torch_names
 
 Show = Callable[[Any, Any, Any], Any]
-"""Has a function mode execute a call: function, arguments, keyword arguments."""
+"""Has a function mode execute a call, or hides it: function, arguments, keyword arguments."""
 
 
 class UnshownCalls:
-    """Sends such calls to `show`."""
+    """Sends such calls to `show`, and those to be hidden to `hide`; None where a probe has no mode of that kind."""
 
-    def __init__(self, show: Show) -> None:
-        self._show = show
-        self._patches: list[_Body | _Subscript] = []
+    def __init__(self, show: Show | None, hide: Show | None) -> None:
+        self._show, self._hide = show, hide
+        self._patches: list[_Body | _Method] = []
 
     def install(self) -> None:
         """Begin. Nothing is installed where torch shows everything."""
-        if not self._patches:
+        if self._patches:
+            return
+        if self._show is not None:
             self._patches += [_Body(function, name, self._show) for name, function in torch_names.hidden_collectives()]
-            self._patches += [_Subscript(name, self._show) for name in torch_names.HIDDEN_SUBSCRIPTS]
+            self._patches += [_Method(name, self._show) for name in torch_names.HIDDEN_SUBSCRIPTS]
+        if self._hide is not None and not torch_names.MODES_PASS_SUBCLASSES:
+            self._patches.append(_Method("as_subclass", self._hide, of_class=True))
 
     def remove(self) -> None:
         """Restore what there was."""
@@ -77,19 +82,21 @@ def _new_body(*args: Any, tensorprobe_call: Callable[..., Any], **kwargs: Any) -
     return tensorprobe_call(args, kwargs)
 
 
-class _Subscript:
-    """A method of Tensor that is used by `x[i]` and `x[i] = y`. Who asks the class for it gets that of torch."""
+class _Method:
+    """A method of Tensor for `x[i]`, `x[i] = y`. Who asks the class for it gets that of torch, but with `of_class`."""
 
-    def __init__(self, name: str, show: Show) -> None:
-        self._name, self._show = name, show
+    def __init__(self, name: str, show: Show, of_class: bool = False) -> None:
+        self._name, self._show, self._of_class = name, show, of_class
         self._original = getattr(torch.Tensor, name)
         setattr(torch.Tensor, name, self)
 
     def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
-        return self._original if tensor is None else functools.partial(self._call, tensor)
+        if tensor is not None:
+            return functools.partial(self._call, tensor)
+        return self._call if self._of_class else self._original
 
-    def _call(self, *args: Any) -> Any:
-        return self._show(self._original, args, {})
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._show(self._original, args, kwargs)
 
     def remove(self) -> None:
         if torch.Tensor.__dict__.get(self._name) is self:

@@ -26,7 +26,7 @@ ATTENTION = (
 )
 NEEDS = {
     "fused_adam_under_autocast": [pytest.mark.needs_torch("2.4", "fused Adam on the CPU")],
-    "subclasses": [pytest.mark.needs_torch("2.6", "as_subclass under a dispatch mode")],
+    "subclasses": [pytest.mark.needs_torch("2.2", "nested tensors with the layout torch.jagged")],
 }
 MUST_COMPARE = {
     "attention": {ATTENTION, "Aten.native_layer_norm.default"},
