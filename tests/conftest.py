@@ -100,6 +100,15 @@ def nothing_is_left_installed() -> Iterator[None]:
         assert _open_fds() <= before + _FD_SLACK
 
 
+@pytest.fixture(autouse=torch_names.torch_version() < (2, 3))
+def optimizers_have_hooks() -> Iterator[None]:
+    """The first torch.compile of such a torch removes the hooks of all optimizers, and keeps others from having any."""
+    yield
+    for step in {kind.step for kind in vars(torch.optim).values() if hasattr(kind, "step")}:
+        if step.__code__.co_name != "wrapper":
+            vars(step).pop("hooked", None)
+
+
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python processes that the test starts begin with torch in memory; `monkeypatch.undo()` gives them a start of their own."""

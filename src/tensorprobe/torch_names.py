@@ -236,11 +236,13 @@ def hidden_collectives() -> Iterator[tuple[str, FunctionType]]:
             yield name, function
 
 
-HIDDEN_SUBSCRIPTS = ("__getitem__", "__setitem__") if torch_version() < (2, 2) else ()
-behaves(
+SHOWS_SUBSCRIPTS = behaves(
     "torch function overrides of Tensor.__getitem__ and __setitem__",
     "2.2",
     "Tensor has methods of ours while a probe runs",
+)
+DETACHES_ONCE = behaves(
+    "torch.Tensor.detach that a dispatch mode sees once", "2.10", "the second of two is not recorded"
 )
 
 

@@ -67,6 +67,7 @@ def test_lists_of_a_foreach_optimizer_have_roles_as_well(tmp_path: Path) -> None
     assert updated["input.1.1"] == "optimizer state exp_avg of bias"
 
 
+@pytest.mark.needs_torch("2.4", "clip_grad_norm_ that does not detach the gradients")
 def test_gradients_that_are_clipped_before_the_optimizer_are_known(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
 

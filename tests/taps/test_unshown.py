@@ -171,3 +171,11 @@ def test_subclasses_of_tensor_work_under_a_dispatch_mode(tmp_path: Path, level: 
     assert "as_subclass" not in vars(torch.Tensor)
     names = [call.name for call in tensorprobe.open_run(tmp_path / "run").calls()]
     assert any("mul" in name for name in names) and any("sum" in name for name in names)
+
+
+def test_a_detach_is_recorded_once(tmp_path: Path) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with tensorprobe.capture(tmp_path / "run", level="aten"):
+        x.detach().detach()
+    names = [call.name for call in tensorprobe.open_run(tmp_path / "run").calls()]
+    assert names == ["Aten.detach.default.0.forward", "Aten.detach.default.1.forward"]

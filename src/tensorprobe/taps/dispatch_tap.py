@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,8 @@ from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_a
 from tensorprobe.taps.session import NODE_KEY, Origin, Session
 
 _PLAIN = torch_names.PLAIN_CLASSES
+_SHOWN_TWICE = None if torch_names.DETACHES_ONCE else torch.ops.aten.detach.default
+"""An op that comes a second time, with what it has just returned, when a program calls it once."""
 
 
 def _execute(func: Any, args: Any, kwargs: Any) -> Any:
@@ -70,10 +73,13 @@ class DispatchTap(torch_names.DispatchMode):
         if self._second is not None:
             return self._run_asking(self._second, func, types, args, kwargs)
         plan = self._plan_of(func)
-        if plan.name is None:
+        if plan.name is None or (func is _SHOWN_TWICE and session.state.is_detached(args[0])):
             return _execute(func, args, kwargs)
         try:
-            return self._run(plan.name, plan, func, args, kwargs)
+            result = self._run(plan.name, plan, func, args, kwargs)
+            if func is _SHOWN_TWICE:
+                session.state.detached = weakref.ref(result)
+            return result
         except BaseException:
             session.state.busy = False
             raise

@@ -91,6 +91,13 @@ class ThreadState(threading.local):
         self.region: str | None = None
         self.detaches = False
         """Whether the next ATen call, if it detaches a tensor, is one that our hooks on saved tensors have caused."""
+        self.detached: weakref.ref[Any] | None = None
+        """What the last recorded `detach` has returned, where torch shows each of them twice."""
+
+    def is_detached(self, tensor: Any) -> bool:
+        """Return whether a tensor was returned by the last recorded `detach`; the next question is about another."""
+        last, self.detached = self.detached, None
+        return last is not None and last() is tensor
 
 
 _ONLY_BACKWARD = Wanted(False, True)

@@ -34,7 +34,8 @@ class UnshownCalls:
             return
         if self._show is not None:
             self._patches += [_Body(function, name, self._show) for name, function in torch_names.hidden_collectives()]
-            self._patches += [_Method(name, self._show) for name in torch_names.HIDDEN_SUBSCRIPTS]
+            subscripts = () if torch_names.SHOWS_SUBSCRIPTS else ("__getitem__", "__setitem__")
+            self._patches += [_Method(name, self._show) for name in subscripts]
         if self._hide is not None and not torch_names.MODES_PASS_SUBCLASSES:
             self._patches.append(_Method("as_subclass", self._hide, of_class=True))
 

@@ -18,6 +18,7 @@ from tensorprobe.watches.overflow.looker import _alarms
 from tests.watches.overflow.plants import PLANTS
 
 NAMES = sorted(summary.LIMITS)
+IN_HALVES = pytest.param("half_attention_overflows", marks=pytest.mark.needs_torch("2.4", "half precision on the CPU"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,7 +89,7 @@ def test_the_scanner_looks_only_at_what_is_plain() -> None:
             fast.scanner(torch.Tensor, torch.nn.Parameter, dtypes)
 
 
-@pytest.mark.parametrize("name", ["half_attention_overflows", "mask_by_where", "log_of_zero", "in_the_optimizer"])
+@pytest.mark.parametrize("name", ["mask_by_where", "log_of_zero", "in_the_optimizer", IN_HALVES])
 def test_without_native_code_the_answer_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looker, "fast", None)
     monkeypatch.setattr(looker, "implementation", lambda: twin)

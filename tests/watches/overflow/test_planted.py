@@ -24,8 +24,24 @@ from tests.watches.overflow.planted import (
     watch_planted,
 )
 
+NEEDS = {
+    ("2.3", "a gradient scaler for the CPU"): (
+        "step_skipped_by_a_scaler scaled_loss_is_infinite scaler_that_skips_nothing forward_under_a_scaler"
+    ),
+    ("2.4", "half precision on the CPU"): (
+        "fp16_attention fp16_autocast two_fp16_masks_on_one_row product_that_becomes_a_fp16_mask learning_rate_of_sgd "
+        "cast_that_becomes_a_fp16_mask least_number_twice_in_fp16 greatest_number_on_purpose eps_of_adamw_lost_in_fp16 "
+        "second_moment_of_adamw_in_fp16 second_moment_of_foreach_adamw_in_fp16"
+    ),
+    ("2.4", "fused AdamW on the CPU"): "second_moment_of_fused_adamw",
+}
 
-@pytest.mark.parametrize("name", ANYWHERE)
+
+def needs(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.needs_torch(*need) for need, names in NEEDS.items() if name in names.split()]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in ANYWHERE])
 def test_a_planted_overflow_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     assert_told(watch_planted(ANYWHERE[name], tmp_path))
@@ -52,6 +68,7 @@ def test_the_table_is_large_enough_and_has_all_kinds() -> None:
     assert any(not each.first_nonfinite and not each.arrivals and not each.skipped for each in planted)
 
 
+@pytest.mark.needs_torch("2.4", "half precision on the CPU")
 def test_what_was_not_expected_or_not_told_is_counted(tmp_path: Path) -> None:
     """The table itself can fail."""
     wrong = Planted("wrong", fp16_attention, first_nonfinite=("Torch.exp.0.forward inf",))
