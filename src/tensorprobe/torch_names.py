@@ -156,17 +156,18 @@ frame_evaluation: Any = need("_C._dynamo.eval_frame")
 _set_frame_callback: Callable[[Any], Any] = frame_evaluation.set_eval_frame
 COMPILES_THROUGH = behaves(
     "torch.compile that traces through modes",
-    "2.11",
+    "2.13",
     "no mode is on while compiled code runs",
     "nothing is recorded while code compiled by torch.compile runs; it is counted as a blind spot",
 )
 """Whether torch.compile traces through our modes and wrappers. An older one raises, or compiles again for each call."""
 
 
-def frame_callback_setters() -> list[Any]:
-    """Return the modules that hold `set_eval_frame`, which each compiled function calls first and last."""
-    found = [frame_evaluation, sys.modules.get("torch._dynamo.eval_frame")]
-    return [module for module in found if hasattr(module, "set_eval_frame")]
+def frame_callback_setters() -> list[tuple[Any, str]]:
+    """Return where `set_eval_frame` stands, which each compiled function calls first and last: modules and names."""
+    modules = [frame_evaluation, sys.modules.get("torch._dynamo.eval_frame")]
+    places = [(module, name) for module in modules for name in ("set_eval_frame", "_maybe_set_eval_frame")]
+    return [place for place in places if getattr(getattr(*place, None), "__name__", "") == "set_eval_frame"]
 
 
 def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -405,10 +406,7 @@ setup_python_backend: Any = need(
     before="nothing: sim.enable refuses",
     instead=None,
 )
-
-
 StorageWeakRef: Any = need("multiprocessing.reductions.StorageWeakRef")
-
 
 # What a tensor is, past any property, method or __getattribute__ of its class. Call them with overrides off.
 requires_grad_of: Callable[[torch.Tensor], bool] = methods_of_tensor.requires_grad.__get__

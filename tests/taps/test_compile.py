@@ -119,7 +119,7 @@ def test_model_is_compiled_after_an_eager_training_was_captured(level: str, tmp_
 
 
 def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
-    setters = [module.set_eval_frame for module in torch_names.frame_callback_setters()]
+    setters = [getattr(*place) for place in torch_names.frame_callback_setters()]
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager", fullgraph=True)
     with tensorprobe.capture(tmp_path / "run") as probe:
         result = [compiled(torch.ones(3)) for _ in range(20)][-1]
@@ -129,7 +129,7 @@ def test_compiled_function_gives_the_same_result(tmp_path: Path) -> None:
     if not torch_names.COMPILES_THROUGH:
         assert probe.coverage is not None
         assert set(probe.coverage.blind_spots) == {"compiled code (torch.compile): calls inside are not seen"}
-    assert {module.set_eval_frame for module in torch_names.frame_callback_setters()} == set(setters)
+    assert {getattr(*place) for place in torch_names.frame_callback_setters()} == set(setters)
 
 
 @pytest.mark.needs_torch("2.8", "inductor of an older torch warns of its own settings")

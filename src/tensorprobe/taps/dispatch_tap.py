@@ -73,7 +73,7 @@ class DispatchTap(torch_names.DispatchMode):
         if self._second is not None:
             return self._run_asking(self._second, func, types, args, kwargs)
         plan = self._plan_of(func)
-        if plan.name is None or (func is _SHOWN_TWICE and session.state.is_detached(args[0])):
+        if plan.name is None or (func is _SHOWN_TWICE and session.state.is_detached(args)):
             return _execute(func, args, kwargs)
         try:
             result = self._run(plan.name, plan, func, args, kwargs)

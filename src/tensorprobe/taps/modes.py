@@ -195,17 +195,15 @@ class _CompiledCode:
     def install(self) -> None:
         """Follow the frame callback."""
         if not self._patches:
-            self._patches = [
-                Patch(module, "set_eval_frame", self._wrap) for module in torch_names.frame_callback_setters()
-            ]
+            self._patches = [Patch(*place, self._wrap) for place in torch_names.frame_callback_setters()]
 
     def remove(self) -> None:
         """Follow it no more. A compiler that was imported in the meantime has got a wrapper, and gets the original back."""
         patches, self._patches = self._patches, []
         for patch in patches:
             patch.remove()
-            for module in torch_names.frame_callback_setters():
-                patch.restore(module)
+            for place in torch_names.frame_callback_setters():
+                patch.restore(*place)
 
     def forget(self) -> None:
         """The modes of this thread need not come back when its compiled code ends."""

@@ -46,15 +46,15 @@ class Patch:
         now = getattr(self._owner, self._name, None)
         return now is self._wrapper or any(True for _ in _holders(now, self._wrapper))
 
-    def restore(self, owner: Any = None) -> bool:
+    def restore(self, owner: Any = None, name: str = "") -> bool:
         """Put the original back if the wrapper stands on the class, or on another that has copied it; whether it did."""
-        owner = owner or self._owner
-        if getattr(owner, self._name, None) is not self._wrapper:
+        owner, name = owner or self._owner, name or self._name
+        if getattr(owner, name, None) is not self._wrapper:
             return False
         if self._found is None:
-            delattr(owner, self._name)
+            delattr(owner, name)
         else:
-            setattr(owner, self._name, self._found)
+            setattr(owner, name, self._found)
         return True
 
 

@@ -94,10 +94,10 @@ class ThreadState(threading.local):
         self.detached: weakref.ref[Any] | None = None
         """What the last recorded `detach` has returned, where torch shows each of them twice."""
 
-    def is_detached(self, tensor: Any) -> bool:
-        """Return whether a tensor was returned by the last recorded `detach`; the next question is about another."""
+    def is_detached(self, args: Any) -> bool:
+        """Return whether the argument was returned by the last recorded `detach`; the next question is about another."""
         last, self.detached = self.detached, None
-        return last is not None and last() is tensor
+        return last is not None and bool(args) and last() is args[0]
 
 
 _ONLY_BACKWARD = Wanted(False, True)
