@@ -1,6 +1,6 @@
 """The documentation is held to the program.
 
-In README.md, docs/index.md and docs/guide.md every ```python block is run as a script of its own, and every `$ ` line of a ```console
+In the pages of `PAGES` every ```python block is run as a script of its own, and every `$ ` line of a ```console
 block by bash, or without it where bash would only split it into words, in the order of the page, in one folder with a copy
 of examples/. Each must exit with 0, or with the code
 that a comment `# exit code 1` behind the command says. The output that is shown must be there, line for line and in its
@@ -31,8 +31,8 @@ from tensorprobe.taps.settings import CaptureSettings
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/index.md", "docs/guide.md"]
-DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = ["README.md", "docs/index.md", "docs/guide.md", "README.zh.md", "docs/zh/guide.md"]
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 HOME = "/home/you/tensorprobe"
 TIME_LIMIT_S = 300
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -254,3 +254,24 @@ def test_links_lead_somewhere(page: str) -> None:
         path = (ROOT / page).parent / target if target else ROOT / page
         assert path.is_file(), f"{page} links to {link}"
         assert not anchor or anchor in anchors_of(path), f"{page} links to {link}"
+
+
+@pytest.mark.parametrize("page", ["llms.txt", "SKILL.md"])
+def test_what_agents_read_names_every_command_and_option_that_exists(page: str) -> None:
+    from typer.main import get_command
+
+    from tensorprobe.cli.main import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for line in re.findall(r"`(tensorprobe [^`]+)`", text):
+        name = line.split()[1]
+        assert name in commands, line
+        known = {flag for option in commands[name].params for flag in option.opts} | {"--", "--vs", "--help"}
+        ours = line.partition(" -- ")[0].split()[2:]
+        assert {word for word in ours if word.startswith("-")} <= known, line
+    if page == "llms.txt":
+        assert {name for name, each in commands.items() if not each.hidden} <= {
+            *re.findall(r"tensorprobe (\w+)", text),
+            "merge",
+        }
