@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tensorprobe.replay.randomness import draws_random
+from tensorprobe.replay.randomness import draws_random, judge_dropped_gradient
 from tests.checks.planting import DEVICE, Spoiler, assert_passes, check, planted, record, record_one
 
 torch.manual_seed(0)
@@ -144,3 +144,18 @@ def test_the_gradient_of_what_also_drops_is_checked(
     with planted(monkeypatch, gradients=lambda g: g * 1.001):
         found = check(call)
     assert (found.forward, found.backward) == ("pass", "fail")
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_the_gradient_of_dropout_may_be_as_coarse_as_its_dtype(size: float) -> None:
+    torch.manual_seed(0)
+    source = torch.randn(64).half()
+    source[:4] *= 1e-5
+    mask = (torch.rand(64) > 0.1).half()
+    given = (size * torch.randn(64)).half()
+    output, gradient = source * mask / 0.9, given * mask / 0.9
+    opinion = judge_dropped_gradient(source, output, given, gradient)
+    assert opinion.measured <= opinion.allowed
+    assert not torch.equal(gradient, given * mask)
+    wrong = judge_dropped_gradient(source, output, given, given)
+    assert wrong.measured > wrong.allowed
