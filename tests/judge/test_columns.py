@@ -9,6 +9,7 @@ import pytest
 
 from tensorprobe.judge import POLICIES, Policy
 from tensorprobe.judge.divergence import StepAnswer, conclude_step, first_divergence, settle_ranks
+from tensorprobe.judge.inside import Inside
 from tensorprobe.judge.limits import judge_by_limits, judge_figures
 from tensorprobe.judge.noise_model import allow, errors_of
 from tensorprobe.judge.policy import Rule
@@ -45,7 +46,7 @@ def chain(first: float, second: float, *, op: str = GELU) -> Measured:
 def severities(measured: Measured) -> list[int]:
     errors = errors_of(measured)
     with np.errstate(all="ignore"):
-        allowance = allow(measured, errors)
+        allowance = allow(measured, errors, Inside.of(measured))
         found: list[int] = rate_rows(measured.rows, errors, allowance, np.ones(len(errors.rms))).level.tolist()
     return found
 
@@ -121,7 +122,9 @@ def test_only_what_differs_or_was_not_measured_needs_attention() -> None:
     )
     errors = errors_of(measured)
     with np.errstate(all="ignore"):
-        severity = rate_rows(measured.rows, errors, allow(measured, errors), np.ones(len(errors.rms)))
+        severity = rate_rows(
+            measured.rows, errors, allow(measured, errors, Inside.of(measured)), np.ones(len(errors.rms))
+        )
         attention = choose_calls(measured, errors, judge_by_limits(measured, POLICIES["noise-aware"]), severity)
     assert attention.wanted.tolist() == [False, True, True, True, True, True, True]
     assert attention.doubtful.tolist() == [False, False, False, True, True, True, True]

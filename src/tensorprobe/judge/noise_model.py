@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy
 
+from tensorprobe.judge.inside import Inside
 from tensorprobe.model.call import op_of
 from tensorprobe.model.dtypes import BY_CODE, EPS
 from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, VALUES, Measured
@@ -40,6 +41,8 @@ WIDE_FACTOR = 8.0
 LEAST_PEAK = 2.0
 """A single element may differ by this many roundoffs: one unit in the last place."""
 SUM_FACTOR = 4.0
+NARROW_FACTOR = 2.0
+"""Roundoffs by which a result in a narrower dtype is off: its operands are rounded to it, and so is the result."""
 GAIN = 16.0
 JUMP_FACTOR = 16.0
 """Times the square root of the error: the share of a result that may jump, if gradients vary in size."""
@@ -50,6 +53,8 @@ GREATEST_OFFSET = 1e3
 STATISTICS_ROUNDINGS = 16.0
 """Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: it is a sum, and each device adds in
 an order of its own."""
+QUOTIENTS_OFF = 2e-3
+"""How much the norm of a parameter may move apart in one update where values were not recorded."""
 GREATEST_RANGE = 100.0
 """Arguments of an exponential further apart give zero, so a mask of -1e9 does not excuse other errors."""
 _TINY = 1e-300
@@ -73,6 +78,8 @@ class Errors:
     count: Array
     relative: Array
     """RMS error over RMS of the baseline."""
+    mixed: Array
+    """Rows of which one side has a narrower floating-point dtype than the other."""
 
 
 @dataclass
@@ -125,6 +132,8 @@ def errors_of(measured: Measured) -> Errors:
             rms_error[masked], rms[masked], peak[masked] = 0.0, 1.0, 1.0
             same = weak & ~rows.other_bits & ~masked & _same_statistics(figures, rms, finite)
             rms_error[same] = 0.0
+        # A gradient that is zero in exact arithmetic may be exactly zero on one side: its size is that of the other.
+        rms, peak = numpy.where(rms > 0, rms, rms_error), numpy.where(rms > 0, peak, peak_error)
         relative = numpy.where(rms_error > 0, rms_error / numpy.maximum(rms, _TINY), 0.0)
     alike = (rms_error == 0) & (peak_error == 0) & (figures["nonfinite_different"] <= 0) & (figures["different"] <= 0)
     equal = (rows.basis == DIGEST) | ((rows.basis == VALUES) & alike) | same
@@ -139,11 +148,13 @@ def errors_of(measured: Measured) -> Errors:
         roundoff=roundoff,
         count=finite,
         relative=numpy.minimum(relative, 1e6),
+        mixed=numpy.logical_and(*(_ROUNDOFF[each] > 0 for each in rows.dtypes))
+        & (_ROUNDOFF[rows.dtypes[0]] != _ROUNDOFF[rows.dtypes[1]]),
     )
 
 
-def allow(measured: Measured, errors: Errors) -> Allowance:
-    """Return how much each row may differ if it is an output of its call."""
+def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
+    """Return how much each row may differ if it is an output of its call. `inside` says what a module may take its errors from."""
     calls, rows = measured.calls, measured.rows
     call, (group, groups) = rows.call, _groups(measured)
     traits = numpy.array([traits_of(op) for op in calls.op], dtype=numpy.int64)
@@ -172,13 +183,16 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     by_input = (has(Trait.CANCELS | Trait.REDUCES) & ~has(Trait.EXPONENTIAL)) | is_backward
     size = numpy.where(product & ~has(Trait.EXPONENTIAL), size, numpy.where(by_input, first[0], 0.0))
     terms = numpy.where(has(Trait.AVERAGES) & ~is_backward, 1.0, numpy.sqrt(length))
+    kernels = numpy.array(["_backward" in op and op.startswith("Aten.") for op in calls.op], dtype=bool)
+    if kernels.any():  # a kernel for gradients multiplies the first argument by the others, and its terms may cancel
+        size = numpy.maximum(size, numpy.where(kernels[call], operands.size_of_gradients(measured, errors)[call], 0.0))
     product_peak = terms * PEAK * size + first[1] * second[1]
     peak = numpy.where(product, product_peak, numpy.where(by_input, terms * first[1], 0.0))
     jacobian = numpy.where(is_backward & has_forward, operands.steepness[numpy.maximum(forward[call], 0)], 1.0)
     size = numpy.maximum(terms * size * numpy.where(product, 1.0, jacobian), errors.rms)
     peak = numpy.maximum(numpy.maximum(peak * numpy.where(product, 1.0, jacobian), errors.peak), size)
 
-    exact = has(Trait.MOVES) & ~is_backward
+    exact = has(Trait.MOVES) & ~is_backward & ~errors.mixed
     roundings = RESULT_ROUNDINGS * numpy.where(has(Trait.COMPOSITE), COMPOSITE_FACTOR, 1.0)
     roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
     peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
@@ -191,17 +205,30 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     steep = 1 + numpy.where(has(Trait.EXPONENTIAL), operands.range[group], 0.0)
     steep = steep + numpy.where(has(Trait.DIVIDES) & has(Trait.REDUCES), operands.offset[group], 0.0)
     sums = SUM_FACTOR * accumulator * numpy.sqrt(length) * steep
+    narrower = numpy.maximum(operands.narrower, inside.greatest(operands.narrower))
+    lost = NARROW_FACTOR * steep * numpy.maximum(narrower, numpy.where(linked, narrower[forward], 0.0))[call]
     noise = (
-        roundings * errors.roundoff * errors.rms + sums * size,
-        peak_roundings * errors.roundoff * errors.peak + sums * peak,
+        roundings * errors.roundoff * errors.rms + sums * size + lost * size,
+        peak_roundings * errors.roundoff * errors.peak + sums * peak + lost * peak,
     )
-    carried = operands.relative[group]
+    within = _errors_inside(inside, measured, errors, (size, peak))
+    carried = numpy.maximum(operands.relative[group], within[0][call])
+    carried_peak = numpy.maximum(operands.peak_relative[group], within[1][call])
+    # Errors of two factors beyond their own size multiply.
+    over, over_peak = (numpy.where(product, numpy.maximum(each, 1.0), 1.0) for each in (carried, carried_peak))
     gain = GAIN * steep
-    explained = (noise[0] + gain * carried * size, noise[1] + gain * operands.peak_relative[group] * peak)
-    jumps = numpy.where(has(Trait.DECIDES) & (carried > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(carried, 1)), 0.0)
+    # Numbers that only moved may be other ones: of statistics, below a roundoff, nothing follows.
+    moved = numpy.where(exact & (rows.basis == STATISTICS) & (carried > 0), errors.roundoff, 0.0)
+    noise = (noise[0] + moved * size, noise[1] + moved * peak)
+    explained = (noise[0] + gain * carried * over * size, noise[1] + gain * carried_peak * over_peak * peak)
+    given = operands.relative[group]  # jumps inside a module show in the calls inside it
+    jumps = numpy.where(has(Trait.DECIDES) & (given > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(given, 1)), 0.0)
     divides = numpy.where(
         has(Trait.DIVIDES) | is_backward & has(Trait.DIVIDES), GAIN * operands.element_relative[group], 0.0
     )
+    # Norms of a quotient of two moments do not show elements that are noise: they move by the rate, in any direction.
+    quotients = numpy.array(["addcdiv" in op for op in calls.op], dtype=bool)[call] & (rows.basis == STATISTICS)
+    divides = numpy.where(quotients & (carried > 0), numpy.maximum(divides, QUOTIENTS_OFF), divides)
     ill = numpy.maximum(jumps, divides)
     amplified = (
         explained[0] + ill * size,
@@ -213,6 +240,18 @@ def allow(measured: Measured, errors: Errors) -> Allowance:
     numpy.logical_and.at(all_equal, call, operands.equal[group])
     once = has(Trait.ROUNDED_ONCE) & ~is_backward
     return Allowance(noise, explained, amplified, size, carried_by_call, all_equal, exact, once)
+
+
+def _errors_inside(inside: Inside, measured: Measured, errors: Errors, sizes: tuple[Array, Array]) -> list[Array]:
+    """Return for each call the greatest RMS and maximum error of results of the calls inside it, relative to their size."""
+    rows = measured.rows
+    results = rows.made & (rows.side == 1) & errors.measured & ~errors.exact
+    found = []
+    for error, size in zip((errors.rms_error, errors.peak_error), sizes, strict=True):
+        values = numpy.zeros(len(measured.calls.name))
+        numpy.maximum.at(values, rows.call[results], numpy.minimum(error / numpy.maximum(size, _TINY), 1.0)[results])
+        found.append(inside.greatest(values))
+    return found
 
 
 def _traits_of_region(names: Sequence[str]) -> Trait:
@@ -257,6 +296,8 @@ class _Operands:
         self.element_relative = self._greatest(group, numpy.where(errors.equal, 0.0, element), floats)
         self._widen_where_weak(group, floats & ~errors.equal & (rows.basis == STATISTICS))
         self.equal = self._greatest(group, (~errors.equal).astype(float), inputs) == 0
+        self.narrower = numpy.zeros(len(measured.calls.name))
+        numpy.maximum.at(self.narrower, rows.call[errors.mixed], errors.roundoff[errors.mixed])
         self._all_relative = self._greatest(group, errors.relative, everything)
         self._all_equal = self._greatest(group, (~errors.equal).astype(float), errors.measured) == 0
         self._rms, self._peaks = (self._top_two(group, values, floats) for values in (errors.rms, errors.peak))
@@ -280,6 +321,7 @@ class _Operands:
         at = numpy.unique(call[weak])
         for values in (self.relative, self.peak_relative):
             values[at] = numpy.maximum.accumulate(values[at])
+        self.element_relative[at] = numpy.maximum(self.element_relative[at], self.relative[at])
 
     def join_forward(self, forward: Array, linked: Array) -> None:
         """A backward call also uses the inputs and outputs of its forward call."""
@@ -311,6 +353,15 @@ class _Operands:
             for forward, top in zip(self._forward_sizes, (self._rms, self._peaks), strict=True)
         )
         return first, second  # type: ignore[return-value]
+
+    def size_of_gradients(self, measured: Measured, errors: Errors) -> Array:
+        """Return for each call the RMS of the first argument times the largest of the next three."""
+        places = numpy.array(
+            [{"input.0": 0, "input.1": 1, "input.2": 1, "input.3": 1}.get(slot, 2) for slot in measured.rows.slot]
+        )
+        usable = errors.measured & ~errors.exact
+        first, others = (self._greatest(measured.rows.call, errors.rms, usable & (places == at)) for at in (0, 1))
+        return first * others
 
     @property
     def counts(self) -> tuple[Array, Array]:

@@ -21,6 +21,7 @@ from tensorprobe.model.measured import (
     AGREES,
     DIVERGES,
     JUDGED,
+    STATISTICS,
     UNMEASURED,
     VALUES,
     Entering,
@@ -38,6 +39,8 @@ FACTOR = 4.0
 """How many times the error of its parts, or of what a call made, a tensor may have."""
 DRIFT_FACTOR = 8.0
 """For a tensor of which nothing is known: how many times the largest relative error accepted so far."""
+NEAR = 64
+"""How many calls before a module are looked at."""
 SHARE_OFF, SHARE_FACTOR = 0.01, 200.0
 """The share of elements that may be updated otherwise, and how it grows with the relative error of the gradient: an optimizer
 that divides by the size of an element turns the small ones over."""
@@ -113,6 +116,8 @@ class Origins:
         """Return whether the error of a row is explained, and note the figure that decided."""
         table, opinions, errors = self._table, self._opinions, self._table.errors
         size, floor = float(errors.rms[row]), ROUNDOFFS * float(errors.roundoff[row])
+        if table.rows.basis[row] == STATISTICS:  # those of its parts may agree by chance
+            floor = max(floor, FACTOR * self._lineage.drift)
         figures, opinion = table.rows.figures, (_L2, 0.0, 0.0)
         if table.nonfinite[row]:
             opinion = (_NONFINITE, float(figures["nonfinite_different"][row]), 0.0)
@@ -131,7 +136,9 @@ class Origins:
 
     def _by_itself(self, row: int, call: int) -> Expected:
         table, lineage = self._table, self._lineage
-        kind: ExternalKind = "parameter" if table.is_parameter(row, call) or table.rows.grad[row] else "data"
+        # What a module is given is made by code around it, and may need a gradient without being a parameter.
+        learned = table.rows.grad[row] and not table.calls.level[call].is_module
+        kind: ExternalKind = "parameter" if table.is_parameter(row, call) or learned else "data"
         if table.calls.direction[call] == "backward":
             kind = "gradient"
         loose = table.calls.level[call].is_module and lineage.drift > 0
@@ -142,7 +149,22 @@ class Origins:
             # It was read in the step before, and there was no noise in it: it is no gradient.
             if table_before.equal[at] and call < table.first_unmeasured_gradient:
                 return Expected(kind, 0.0)
-        return Expected(kind, DRIFT_FACTOR / FACTOR * lineage.drift * float(table.errors.rms[row]))
+        size, drift = float(table.errors.rms[row]), lineage.drift
+        if table.calls.level[call].is_module:  # code between modules made it, and its terms may cancel
+            size, drift = max(size, self._size_around(call)), max(drift, ROUNDOFFS * float(table.errors.roundoff[row]))
+        return Expected(kind, DRIFT_FACTOR / FACTOR * drift * size)
+
+    def _size_around(self, call: int) -> float:
+        """Return the size of what the calls before this one made in the same direction, inside the module around it."""
+        table, calls = self._table, self._table.calls
+        around = calls.module[call].rpartition(".")[0]
+        near = [
+            each
+            for each in range(max(0, call - NEAR), call)
+            if calls.direction[each] == calls.direction[call] and calls.module[each].startswith(around)
+        ]
+        made = (row for each in near for row in table.rows_of(each) if table.rows.side[row] == 1)
+        return max((float(table.errors.rms[row]) for row in made if not table.exact[row]), default=0.0)
 
     def _from_summands(self, row: int) -> Expected | None:
         table, errors = self._table, self._table.errors
@@ -186,7 +208,7 @@ class Origins:
 
     def _makers(self, row: int, call: int) -> Iterator[tuple[StepTable, Opinions, int]]:
         table, before = self._table, self._lineage.before
-        if not table.errors.rms[row] or table.calls.level[call].is_module:
+        if not table.rows.figures["baseline_norm"][row] or table.calls.level[call].is_module:
             return  # zeros are everywhere; between modules code may have made it
         for side in (0, 1):
             content = int(table.rows.content[side][row])
@@ -232,6 +254,8 @@ class Origins:
             opinions.judged_by[row], opinions.measured[row], opinions.allowed[row] = _L2, *moved
             return DIVERGES if moved[0] > moved[1] else AGREES
         allowed = (SCALE_OFF + SCALE_FACTOR * known) * update.size + ROUNDOFFS * float(own.roundoff[row])
+        if own.mixed[row]:  # in a narrower dtype all of an update may be lost
+            allowed = max(allowed, update.size)
         slope = abs((float(table.rows.figures["slope"][row]) if update.slope is None else update.slope) - 1)
         if abs(slope_z) > SYSTEMATIC_Z and slope > allowed + FACTOR * self._slope(before, at):
             opinions.judged_by[row], opinions.measured[row], opinions.allowed[row] = _SLOPE, slope, allowed

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from tensorprobe.judge.inside import Inside
 from tensorprobe.judge.limits import Limits, judge_by_limits
 from tensorprobe.judge.noise_model import Allowance, allow, errors_of
 from tensorprobe.judge.origins import Lineage, Origins
@@ -82,10 +83,14 @@ class RankJudge:
         self._before = replace(self._lineage, verdicts=dict(self._lineage.verdicts))
         errors = errors_of(measured)
         with numpy.errstate(all="ignore"):
-            allowance = allow(measured, errors)
+            inside = Inside.of(measured)
+            allowance = allow(measured, errors, inside)
             limits = judge_by_limits(measured, self._policy)
             self._rules_used |= limits.rules
             severity = rate_rows(measured.rows, errors, allowance, limits.noise)
+            alone = severity
+            if inside.around:
+                alone = rate_rows(measured.rows, errors, allow(measured, errors, Inside.nothing()), limits.noise)
             table = StepTable.of(measured, errors, allowance, limits, severity)
         opinions = _blank_opinions(measured, severity, limits, allowance)
         opinions.proofs = known.proofs
@@ -93,7 +98,7 @@ class RankJudge:
         for call, proof in known.proofs.items():
             if proof.at_fault:
                 attention.wanted[call] = attention.doubtful[call] = True
-        walk_step(table, attention, opinions, self._lineage, known.updates)
+        walk_step(table, attention, opinions, self._lineage, known.updates, (inside, alone))
         _drop_contradictions(measured, opinions)
         self._lineage.before = table, opinions
         return opinions
@@ -104,13 +109,14 @@ def walk_step(
     attention: Attention,
     opinions: Opinions,
     lineage: Lineage,
-    updates: Mapping[int, Update | None] = MappingProxyType({}),
+    updates: Mapping[int, Update | None],
+    inside: tuple[Inside, Severity],
 ) -> None:
     """Judge the calls of one step in order: fill in `opinions` and update `lineage`.
 
     As long as nothing has diverged only doubtful calls are looked at; the others agree.
     """
-    walk = _Walk(table, opinions, lineage, Origins(table, opinions, lineage, updates))
+    walk = _Walk(table, opinions, lineage, Origins(table, opinions, lineage, updates), *inside)
     quiet = attention.wanted & ~attention.doubtful
     opinions.inputs[quiet] = numpy.where(table.operands_equal, _IDENTICAL, _INPUTS_AGREE)[quiet]
     opinions.status[quiet & attention.amplified] = _AMPLIFIED
@@ -152,8 +158,19 @@ class _QuietResults:
 class _Walk:
     """One step, call by call."""
 
-    def __init__(self, table: StepTable, opinions: Opinions, lineage: Lineage, origins: Origins) -> None:
+    def __init__(
+        self,
+        table: StepTable,
+        opinions: Opinions,
+        lineage: Lineage,
+        origins: Origins,
+        inside: Inside,
+        alone: Severity,
+    ) -> None:
         self._table, self._opinions, self._lineage, self._origins = table, opinions, lineage, origins
+        self._inside, self._alone = inside, alone
+        self._unexcused: set[int] = set()
+        """Calls of modules with a call inside that diverges: what is inside them explains nothing."""
         self._modules = FaultyModules(table.calls)
         self._diverging: set[int] = set()
         """Calls with an input or an output that diverges."""
@@ -179,7 +196,7 @@ class _Walk:
             if not table.measured[row]:
                 opinions.verdict[row] = UNMEASURED
                 continue
-            severity, by_limit = table.severity[row], table.verdict[row]
+            severity, by_limit = self._severity(row, call), table.verdict[row]
             seen |= by_limit != UNMEASURED
             if by_limit >= 0:
                 verdict = by_limit
@@ -187,6 +204,8 @@ class _Walk:
             elif call in self._filling and not table.equal[row]:
                 verdict = UNMEASURED
                 seen = False
+            elif table.calls.level[call].is_module and self._lineage.verdicts.get(table.identity[row]) == AGREES:
+                verdict = AGREES  # a call inside the module made it
             elif cleared:
                 verdict = AGREES
                 if severity == UNEXPLAINED:
@@ -206,6 +225,7 @@ class _Walk:
             inputs, diverging = _INPUTS_DIVERGE, True  # of other numbers: nothing is known of what the call adds
         if beyond or diverging:
             self._diverging.add(call)
+            self._unexcused.update(self._inside.chain(call))
             self._lineage.diverged = True
         opinions.inputs[call] = inputs
         status = self._status(call, beyond, diverging, amplified, seen or not outputs)
@@ -213,6 +233,15 @@ class _Walk:
         self._modules.leave(call)
         if opinions.status[call] == _INTRODUCED or call in self._wrong_parameters:
             self._modules.blame(call)
+
+    def _severity(self, row: int, call: int) -> int:
+        """Return the severity of a result, and report the figures behind it."""
+        if call not in self._unexcused and not (self._diverging and call in self._inside.whole):
+            return self._table.severity[row]
+        opinions, alone = self._opinions, self._alone
+        opinions.judged_by[row], opinions.measured[row] = alone.judged_by[row], alone.measured[row]
+        opinions.allowed[row] = alone.allowed[row]
+        return int(alone.level[row])
 
     def _status(self, call: int, beyond: bool, diverging: bool, amplified: bool, seen: bool) -> int:
         if beyond and not diverging:

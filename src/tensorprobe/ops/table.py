@@ -87,7 +87,7 @@ _NAMES: dict[Trait, str] = {
         conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
         scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell mul
         multiply addcmul addr ger chain_matmul npu_linear npu_fusion_attention""",
-    Trait.REDUCES: """softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm instance_norm local_response_norm
+    Trait.REDUCES: """softmax safe_softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm instance_norm local_response_norm
         normalize cross_entropy nll_loss logsumexp cumsum cumprod var std norm vector_norm matrix_norm
         linalg_vector_norm kl_div cosine_similarity native_layer_norm native_batch_norm native_group_norm
         scaled_dot_product_attention multi_head_attention_forward lstm gru mse_loss l1_loss smooth_l1_loss
@@ -95,20 +95,21 @@ _NAMES: dict[Trait, str] = {
         index_put""",
     Trait.ROUNDED_ONCE: "add sub subtract rsub mul multiply div divide true_divide sqrt reciprocal square",
     Trait.AVERAGES: """mean cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy
-        binary_cross_entropy_with_logits softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm
+        binary_cross_entropy_with_logits softmax safe_softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm
         instance_norm normalize native_layer_norm native_batch_norm native_group_norm var std cosine_similarity
         avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d npu_rms_norm""",
     Trait.COMPOSITE: """scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell
         cross_entropy normalize einsum cosine_similarity gumbel_softmax npu_fusion_attention rotary_embedding
-        local_response_norm binary_cross_entropy_with_logits""",
-    Trait.EXPONENTIAL: """softmax log_softmax softmin cross_entropy exp expm1 sigmoid logsigmoid logsumexp
+        local_response_norm binary_cross_entropy_with_logits log_softmax pow""",
+    Trait.EXPONENTIAL: """softmax safe_softmax log_softmax softmin cross_entropy exp expm1 sigmoid logsigmoid logsumexp
         scaled_dot_product_attention softplus multi_head_attention_forward gumbel_softmax
         binary_cross_entropy_with_logits kl_div npu_fusion_attention""",
     Trait.DIVIDES: """div divide true_divide truediv rtruediv rdiv reciprocal rsqrt sqrt log log2 log10 log1p pow
         addcdiv normalize layer_norm rms_norm batch_norm group_norm instance_norm native_layer_norm
         native_batch_norm native_group_norm atan2 norm vector_norm std linalg_vector_norm cosine_similarity
         local_response_norm acos asin clip_grad_norm npu_rms_norm""",
-    Trait.DECIDES: """relu relu6 leaky_relu hardtanh hardswish max_pool1d max_pool2d max_pool3d topk sort argsort argmax argmin
+    Trait.DECIDES: """threshold_backward leaky_relu_backward hardtanh_backward hardswish_backward
+        relu relu6 leaky_relu hardtanh hardswish max_pool1d max_pool2d max_pool3d topk sort argsort argmax argmin
         sign round floor ceil trunc eq ne lt gt le ge where clamp maximum minimum max min amax amin fmod remainder
         multinomial unique searchsorted bucketize nonzero masked_select one_hot isnan isinf isfinite dropout
         threshold prelu elu abs""",
