@@ -221,18 +221,8 @@ def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
     moved = numpy.where(exact & (rows.basis == STATISTICS) & (carried > 0), errors.roundoff, 0.0)
     noise = (noise[0] + moved * size, noise[1] + moved * peak)
     explained = (noise[0] + gain * carried * over * size, noise[1] + gain * carried_peak * over_peak * peak)
-    given = operands.relative[group]  # jumps inside a module show in the calls inside it
-    jumps = numpy.where(has(Trait.DECIDES) & (given > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(given, 1)), 0.0)
-    divides = numpy.where(
-        has(Trait.DIVIDES) | is_backward & has(Trait.DIVIDES), GAIN * operands.element_relative[group], 0.0
-    )
-    # Norms of a quotient of two moments do not show elements that are noise: they move by the rate, in any direction.
-    quotients = numpy.array(["addcdiv" in op for op in calls.op], dtype=bool)[call] & (rows.basis == STATISTICS)
-    divides = numpy.where(quotients & (carried > 0), numpy.maximum(divides, QUOTIENTS_OFF), divides)
-    ill = numpy.maximum(jumps, divides)
-    amplified = (
-        explained[0] + ill * size,
-        numpy.where(jumps > 0, numpy.inf, explained[1] + divides * peak),
+    amplified = _amplify(
+        measured, operands.relative[group], operands.element_relative[group], explained, (size, peak), of_call
     )
     carried_by_call = numpy.zeros(len(calls.name))
     numpy.maximum.at(carried_by_call, call, carried)
@@ -240,6 +230,27 @@ def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
     numpy.logical_and.at(all_equal, call, operands.equal[group])
     once = has(Trait.ROUNDED_ONCE) & ~is_backward
     return Allowance(noise, explained, amplified, size, carried_by_call, all_equal, exact, once)
+
+
+def _amplify(
+    measured: Measured,
+    given: Array,
+    elements: Array,
+    explained: tuple[Array, Array],
+    sizes: tuple[Array, Array],
+    traits: Array,
+) -> tuple[Array, Array]:
+    """Return what is allowed where errors of the inputs may jump, or are divided by small numbers."""
+    rows = measured.rows
+    decides, divides_by = ((traits & trait) != 0 for trait in (Trait.DECIDES, Trait.DIVIDES))
+    jumps = numpy.where(decides & (given > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(given, 1)), 0.0)
+    divides = numpy.where(divides_by, GAIN * elements, 0.0)
+    # Norms of a quotient of two moments do not show elements that are noise: they move by the rate, in any direction.
+    quotients = numpy.array(["addcdiv" in op for op in measured.calls.op], dtype=bool)[rows.call]
+    weak = quotients & (rows.basis == STATISTICS) & (given > 0)
+    divides = numpy.where(weak, numpy.maximum(divides, QUOTIENTS_OFF), divides)
+    peak = numpy.where(jumps > 0, numpy.inf, explained[1] + divides * sizes[1])
+    return explained[0] + numpy.maximum(jumps, divides) * sizes[0], peak
 
 
 def _errors_inside(inside: Inside, measured: Measured, errors: Errors, sizes: tuple[Array, Array]) -> list[Array]:
