@@ -40,6 +40,18 @@ def _overrides_api_only(value: Any) -> bool:
     return is_tensor and type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
+def _without_classes(value: Any) -> Any:
+    """Return arguments or results with plain tensors, of the same memory, for those of classes that override API calls."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list or kind is tuple:
+        return kind(map(_without_classes, value))
+    if kind is dict:
+        return {name: _without_classes(each) for name, each in value.items()}
+    return torch_names.methods_of_tensor.as_subclass(value, torch.Tensor) if _overrides_api_only(value) else value
+
+
 class DispatchTap(torch_names.DispatchMode):
     """Makes an event of each ATen call; or asks the sink before and after each, if it needs a second execution."""
 
@@ -215,7 +227,8 @@ class DispatchTap(torch_names.DispatchMode):
         opened = None
         try:
             with torch_names.no_overrides(), torch_names.quiet():
-                opened = None if self._skips(func, args) else sink.begin(func, args, kwargs, self)
+                if not self._skips(func, args):
+                    opened = sink.begin(func, _without_classes(args), _without_classes(kwargs), self)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -232,7 +245,9 @@ class DispatchTap(torch_names.DispatchMode):
         state.busy = True
         try:
             with torch_names.no_overrides(), torch_names.quiet():
-                return sink.end(opened, result)
+                shown = _without_classes(result)
+                goes_on = sink.end(opened, shown)
+                return result if goes_on is shown else goes_on
         except TrainingStopped:
             raise
         except Exception as error:

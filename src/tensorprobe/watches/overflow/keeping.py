@@ -21,7 +21,7 @@ from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, Kind
 from tensorprobe.replay.layout import copied
 from tensorprobe.taps.looking import LookedCall
 from tensorprobe.torch_names import quiet
-from tensorprobe.watches.overflow.looker import Before, OverflowLooker, Remembered, key_of, places_of, readable
+from tensorprobe.watches.overflow.looker import Before, OverflowLooker, Remembered, bare, key_of, places_of, readable
 from tensorprobe.watches.overflow.rules import Facts, Seen
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
@@ -84,13 +84,14 @@ def _side(tensors: Mapping[str, torch.Tensor], *sides: str) -> dict[str, torch.T
 
 
 def _slot(name: str, tensor: torch.Tensor) -> Slot:
+    grad, tensor = torch_names.requires_grad_of(tensor), bare(tensor)
     return Slot(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(int(size) for size in tensor.shape),
         device=str(tensor.device),
         stride=None if tensor.is_contiguous() else tuple(tensor.stride()),
-        grad=tensor.requires_grad,
+        grad=grad,
     )
 
 
@@ -141,7 +142,7 @@ class Keeper:
             tensor = (remembered.copies or {}).get(slot)
             if tensor is None:
                 tensor = reference()
-                if tensor is not None and not tensor.is_inference() and tensor._version != version:
+                if tensor is not None and torch_names.version_of(tensor) not in (-1, version):
                     kept.lacking = kept.lacking or f"{slot} of its forward has been changed since"
                     continue
             if tensor is None:
@@ -160,7 +161,8 @@ class Keeper:
     def _copy(self, tensors: NamedTensors, kept: KeptCall) -> dict[str, torch.Tensor]:
         copies: dict[str, torch.Tensor] = {}
         with quiet(), torch.inference_mode(False):
-            for slot, tensor in tensors:
+            for slot, given in tensors:
+                tensor = bare(given)
                 if tensor.nbytes > self._room:
                     kept.lacking = (
                         kept.lacking or f"{slot} has {tensor.nbytes:,} bytes, more than is left of keep_bytes"

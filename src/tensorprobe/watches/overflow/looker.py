@@ -69,8 +69,18 @@ def facts_of(slot: str, tensor: torch.Tensor) -> Facts | None:
             moments = summarize_address(torch_names.address_of(block) if block.numel() else 0, block.numel(), dtype)
         else:
             (moments,) = fetch_moments([device_moments(found)])
-    parameter = tensor.requires_grad and tensor.is_leaf
-    return Facts(slot, dtype.name, tuple(found.shape), moments, key_of(found), lambda: found, parameter)
+    return Facts(slot, dtype.name, tuple(found.shape), moments, key_of(found), lambda: found, is_parameter(tensor))
+
+
+def bare(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without its class, whose methods and properties may do anything; itself if it has no plain one inside."""
+    found = tensor if type(tensor) in _PLAIN else plain(tensor)
+    return tensor if isinstance(found, str) else found
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Return whether it is a leaf that wants a gradient."""
+    return torch_names.requires_grad_of(tensor) and torch_names.node_of(tensor) is None
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -97,12 +107,13 @@ def one_block(tensor: torch.Tensor) -> torch.Tensor:
 
 def key_of(tensor: torch.Tensor) -> Hashable:
     """Return a key that is equal for all tensors of one storage."""
-    return int(tensor.untyped_storage()._cdata)
+    return torch_names.storage_key(tensor)
 
 
 def places_of(tensor: torch.Tensor, *, greatest: bool = False) -> tuple[int, list[list[int]]]:
     """Count the non-finite elements (with `greatest`: those at the limit of the dtype), and return the first indices too."""
     with quiet():
+        tensor = bare(tensor)
         values = torch.view_as_real(tensor).abs().amax(-1) if tensor.is_complex() else tensor.detach()
         wide = values.double() if values.dtype.itemsize == 1 else values
         chosen = wide.abs() >= torch.finfo(values.dtype).max if greatest else ~wide.isfinite()
@@ -283,13 +294,13 @@ class OverflowLooker(LookingSink):
         if greatest is None:
             greatest, alarm = self._scan((tensor,))
         facts = facts_of("", tensor) if alarm else None
-        copy = None
+        copy, plainly = None, bare(tensor)
         if call.module or self._keep:
             # Calls outside of modules are the optimizer's: about a thousand in each step.
-            small = call.module and together <= _COPIED_TENSORS and tensor.nbytes <= _COPIED_BEFORE
+            small = call.module and together <= _COPIED_TENSORS and plainly.nbytes <= _COPIED_BEFORE
             if small or is_allowed(self._keep, call.plan.name, call.name, call.module):
                 with quiet():
-                    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+                    copy = plainly.detach().clone(memory_format=torch.preserve_format)
         return tensor, greatest, facts, copy
 
     def after(self, call: LookedCall, args: Any, kwargs: Any, outputs: list[Any]) -> None:
@@ -308,7 +319,7 @@ class OverflowLooker(LookingSink):
             quick = self._quick(outputs)
             greatest, alarm = self._scan(outputs) if quick is None else (quick, False)
         self._put(plan.name, call.number, call.module, call.step, greatest, False)
-        if outputs and outputs[0].grad_fn is not None:
+        if outputs and torch_names.node_of(outputs[0]) is not None:
             self.rows.append((call, [_ref(output) for output in outputs], self._remember(call, args, kwargs, outputs)))
         elif call.module:
             given = [_ref(arg) for arg in args if type(arg) in _PLAIN]
@@ -342,10 +353,11 @@ class OverflowLooker(LookingSink):
         """Return the largest magnitude in tensors of any kind, and whether there is an alarm."""
         greatest, alarm = 0.0, False
         for tensor in tensors:
-            alarms = self._alarms.get(tensor.dtype)
+            dtype = torch_names.dtype_of(tensor)
+            alarms = self._alarms.get(dtype)
             if alarms is not None:
                 peak = self._peak_with_care(tensor, alarms[0])
-                found = magnitude(peak, FLOATING[tensor.dtype].name)
+                found = magnitude(peak, FLOATING[dtype].name)
                 greatest = found if math.isnan(found) else max(found, greatest)
                 alarm = alarm or peak >= alarms[1]
         return greatest, alarm
@@ -381,10 +393,10 @@ class OverflowLooker(LookingSink):
             *tree,
             [slot for slot, _ in tensors],
             references,
-            [_version(tensor) for _, tensor in tensors],
-            [tensor.requires_grad for _, tensor in tensors],
+            [torch_names.version_of(tensor) for _, tensor in tensors],
+            [torch_names.requires_grad_of(tensor) for _, tensor in tensors],
             user_frame(sys._getframe(4)),
-            [output.shape for output in outputs],
+            [torch_names.shape_of(output) for output in outputs],
             self._copies(call, tensors) if self._keep else None,
         )
         return references
@@ -394,7 +406,10 @@ class OverflowLooker(LookingSink):
         if not is_allowed(self._keep, call.plan.name, call.name, call.backward_name, call.module):
             return {}
         with quiet():
-            return {slot: tensor.detach().clone().requires_grad_(tensor.requires_grad) for slot, tensor in tensors}
+            return {
+                slot: bare(tensor).detach().clone().requires_grad_(torch_names.requires_grad_of(tensor))
+                for slot, tensor in tensors
+            }
 
     def producer(self, tensor: torch.Tensor | None, reference: Any = None, until: int | None = None) -> int | None:
         """Return the position in `rows`, before `until`, of the call that made a tensor."""
@@ -403,10 +418,6 @@ class OverflowLooker(LookingSink):
             if any(made is wanted for made in self.rows[place][1]):
                 return place
         return None
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _quick_look(alarms: dict[torch.dtype, Alarms]) -> Callable[[Sequence[Any]], float | None]:

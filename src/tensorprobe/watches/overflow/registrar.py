@@ -35,7 +35,15 @@ from tensorprobe.watches.overflow.keeping import (
     describe_facts,
 )
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
-from tensorprobe.watches.overflow.looker import FLOATING, Before, OverflowLooker, Remembered, facts_of, key_of
+from tensorprobe.watches.overflow.looker import (
+    FLOATING,
+    Before,
+    OverflowLooker,
+    Remembered,
+    facts_of,
+    is_parameter,
+    key_of,
+)
 from tensorprobe.watches.overflow.rules import Facts, Seen, arguments, given_numbers
 
 UNSCALE = "Torch._amp_foreach_non_finite_check_and_unscale_"
@@ -305,12 +313,12 @@ def _facts_before(slot: str, tensor: torch.Tensor, before: Before | None) -> Fac
         return facts_of(slot, tensor)
     if before.facts is not None:
         return before.facts._replace(slot=slot)
-    dtype = FLOATING.get(tensor.dtype)
+    dtype = FLOATING.get(torch_names.dtype_of(tensor))
     if dtype is None:
         return None
     moments = Moments(before.greatest, math.nan, math.nan, math.nan, 0, 0)
     return Facts(
-        slot, dtype.name, tuple(tensor.shape), moments, key_of(tensor), None, tensor.requires_grad and tensor.is_leaf
+        slot, dtype.name, tuple(torch_names.shape_of(tensor)), moments, key_of(tensor), None, is_parameter(tensor)
     )
 
 
@@ -353,4 +361,5 @@ def _beyond_moves(edge: tuple[Any, int], start: int) -> tuple[Any, int]:
 
 
 def _hangs_on(tensor: torch.Tensor, node: Any, number: int) -> bool:
-    return getattr(node, "variable", None) is tensor or (tensor.grad_fn is node and tensor.output_nr == number)
+    hangs = torch_names.node_of(tensor) is node and torch_names.output_number_of(tensor) == number
+    return getattr(node, "variable", None) is tensor or hangs
