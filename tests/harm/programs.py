@@ -71,7 +71,11 @@ def _observe(program: Program, watch: Watch) -> dict[str, Any]:
             program(watch, lambda *things: said.append([_plain(thing) for thing in things]))
         except Exception as error:
             seen["raised"] = described(error)
-    seen["warned"] = [(w.category.__name__, str(w.message)) for w in caught if w.category is not CaptureIncomplete]
+    seen["warned"] = [
+        (w.category.__name__, str(w.message), w.filename, w.lineno)
+        for w in caught
+        if w.category is not CaptureIncomplete
+    ]
     seen["incomplete"] = [str(w.message) for w in caught if w.category is CaptureIncomplete]
     seen["random"] = (torch.rand(1).item(), random.random(), numpy.random.rand())
     seen["state"] = (torch.is_grad_enabled(), torch.get_default_dtype(), sys.getrecursionlimit())

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from tests.harm.programs import Program, Say, Watch, assert_unharmed
+from tests.harm.programs import WATCHES, Program, Say, Watch, assert_unharmed, described
 
 PROGRAMS: dict[str, Program] = {}
 
@@ -341,6 +341,54 @@ def an_error_in_every_place(watch: Watch, say: Say) -> None:
             F.mse_loss(torch.ones(2), torch.ones(1))
         say([(w.category.__name__, str(w.message)[:80]) for w in caught])
     raise KeyError("last")
+
+
+@program
+def warnings_of_every_kind(watch: Watch, say: Say) -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Tensor) -> Tensor:
+            warnings.warn("here", stacklevel=1)
+            warnings.warn("at the caller", stacklevel=2)
+            return value * 1
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            warnings.warn("in backward", stacklevel=1)
+            return grads[0]
+
+    def warns() -> None:
+        value = torch.randn(2, 2, 2, requires_grad=True)
+        torch.tensor(torch.ones(1)), (value * 2).grad, value.T
+        torch.add(torch.ones(3), 1, out=torch.empty(2))
+        for _ in range(2):
+            F.softmax(value), F.mse_loss(torch.ones(2), torch.ones(1))
+        F.softmax(value)
+        Own.apply(value).sum().backward()
+
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with watch():
+            warns()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                try:
+                    F.softmax(torch.ones(2))
+                except UserWarning as error:
+                    say(described(error))
+                try:
+                    say((torch.ones(2, requires_grad=True) * 2).grad)
+                except UserWarning as error:
+                    say(described(error))
+            with warnings.catch_warnings(record=True) as once:
+                warnings.resetwarnings()  # once for each line
+                globals().pop("__warningregistry__", None)
+                warns()
+                warns()
+            say([(str(w.message), w.filename, w.lineno) for w in once])
+    finally:
+        torch.set_warn_always(always)
 
 
 @program
@@ -731,4 +779,6 @@ def odd_tensors(watch: Watch, say: Say) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_is_the_same_with(name: str, tmp_path: Path) -> None:
-    assert_unharmed(PROGRAMS[name], tmp_path)
+    # Where every warning is wanted, the second execution of a kernel warns once more.
+    by = tuple(watch for watch in WATCHES if watch != "online" or "warnings" not in name)
+    assert_unharmed(PROGRAMS[name], tmp_path, by=by)

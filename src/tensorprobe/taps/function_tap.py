@@ -28,6 +28,7 @@ from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, WITH_INDICES, 
 from tensorprobe.taps.override_free import is_overridden, opened_function, original_of
 from tensorprobe.taps.plans import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
 from tensorprobe.taps.session import OpenCall, Session, ThreadState
+from tensorprobe.taps.sites import call_at
 
 _is_compiling, _is_tracing = torch_names.is_compiling, torch_names.is_tracing
 version_of = torch_names.version_of
@@ -74,7 +75,7 @@ class FunctionTap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plan = self._plans.get(func)
         if plan is NOT_AN_OP:
-            return func(*args) if kwargs is None else func(*args, **kwargs)
+            return call_at(sys._getframe(1), func, args, kwargs)
         session = self._session
         state = session.state
         if state.busy or not session.recording or _is_compiling():
@@ -112,7 +113,7 @@ class FunctionTap(TorchFunctionMode):
     def _run_engine(self, func: Any, plan: FunctionPlan, args: Any, kwargs: Any) -> Any:
         """Run a backward, with this mode on for what is called in it. A class that overrides it gets it as without us."""
         if plan.body is None:
-            return func(*args) if kwargs is None else func(*args, **kwargs)
+            return call_at(sys._getframe(2), func, args, kwargs)
         if is_overridden(args, kwargs or {}):
             self._session.blind_spots["backward of a tensor subclass: API calls inside are not seen"] += 1
             result = func(*args) if kwargs is None else func(*args, **kwargs)
@@ -189,7 +190,7 @@ class Describing:
             elif not self._record or (plan.body is not None and self._inner):
                 result = self._inside(func, plan, call, args, kwargs)
             else:
-                result = func(*args) if kwargs is None else func(*args, **kwargs)
+                result = call_at(sys._getframe(2), func, args, kwargs)
         except BaseException as error:
             self._raised(call, error)
             raise
@@ -207,7 +208,7 @@ class Describing:
             opened = opened_function(func)
             if opened is not None and not is_overridden(args, kwargs or {}):
                 return self.run_visibly(opened, args, kwargs)
-        return func(*args) if kwargs is None else func(*args, **kwargs)
+        return call_at(sys._getframe(3), func, args, kwargs)
 
     def _inside(self, func: Any, plan: FunctionPlan, call: OpenCall, args: Any, kwargs: Any) -> Any:
         """Run a function whose parts are recorded too, as calls that belong to it."""
@@ -219,7 +220,7 @@ class Describing:
             state.call_stack = call.event.stack
             if plan.body is not None and not is_overridden(args, kwargs or {}):
                 return self.run_visibly(plan.body, args, kwargs)
-            return func(*args) if kwargs is None else func(*args, **kwargs)
+            return call_at(sys._getframe(3), func, args, kwargs)
         finally:
             del calls[depth:]
             state.call_stack = outer

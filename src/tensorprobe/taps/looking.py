@@ -7,6 +7,7 @@ tensor is kept.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from tensorprobe.taps.backward import LEAF, find_roots
 from tensorprobe.taps.function_tap import Describing, Plans
 from tensorprobe.taps.plans import NOT_AN_OP, FunctionPlan
 from tensorprobe.taps.session import Session, ThreadState
+from tensorprobe.taps.sites import call_at
 
 _Tensor = torch.Tensor
 _sequence_number, _no_overrides, _quiet = torch_names.sequence_number, torch_names.no_overrides, torch_names.quiet
@@ -72,7 +74,7 @@ class Looking:
         number = session.number(plan.name, recompute)
         if not modules and self._skip is not None and self._skip(plan, args) and not _is_grad_enabled():
             # An optimizer makes a thousand small calls in a step: no object is made for one that is finite.
-            result = func(*args) if kwargs is None else func(*args, **kwargs)
+            result = call_at(sys._getframe(2), func, args, kwargs)
             try:
                 with _no_overrides():
                     enough = self._glance(plan, number, session.step, result)
@@ -93,7 +95,7 @@ class Looking:
             except Exception as error:
                 session.tool_failed(call.name, error)
             call.start = _sequence_number()
-            result = func(*args) if kwargs is None else func(*args, **kwargs)
+            result = call_at(sys._getframe(2), func, args, kwargs)
         try:
             with _no_overrides(), _quiet():
                 self._look(func, state, call, args, kwargs or {}, result)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from tensorprobe.model.sink import Sink
+from tensorprobe.taps.sites import is_call
 
 _NOTEBOOK = ("IPython", "ipykernel", "traitlets", "tornado", "asyncio", "runpy")
 
@@ -102,15 +103,19 @@ class StackBook:
 
     def _meet(self, code: CodeType) -> bool:
         self._codes.append(code)
-        show = self._shown[id(code)] = not code.co_filename.startswith(_HIDDEN)
+        show = self._shown[id(code)] = _is_of_program(code)
         return show
+
+
+def _is_of_program(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_HIDDEN) and not is_call(code)
 
 
 def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
     """Return file, line and function of the user's innermost frame, from this one on."""
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_HIDDEN):
+        if _is_of_program(code):
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
     return None
@@ -120,7 +125,7 @@ def user_frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
     """Return file, line and function of all the user's frames, innermost first."""
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
-        if not frame.f_code.co_filename.startswith(_HIDDEN):
+        if _is_of_program(frame.f_code):
             frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames

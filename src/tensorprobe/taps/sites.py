@@ -1,0 +1,54 @@
+"""Calls a function of torch for the program, so that Python takes the program's line for the caller.
+
+A warning names the line that called the function which warns, and Python counts and filters warnings by the module and the
+line. The function is therefore called from a frame that has the file, the line and the globals of the program's own call.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+
+_NAME = "<tensorprobe>"
+_MOST_SITES = 100_000
+_sites: dict[tuple[int, int], tuple[CodeType, FunctionType]] = {}
+_call: FunctionType = lambda func, args, kwargs: func(*args) if kwargs is None else func(*args, **kwargs)  # type: ignore[assignment] # noqa: E731
+_handle = torch.overrides.handle_torch_function.__code__
+
+
+def call_at(frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function as if from the line of this frame, which has called a mode. The traceback has one line of it.
+
+    A Python function of torch has asked `handle_torch_function` to call it. Then the line is that of its own caller.
+    """
+    code = frame.f_code
+    if code is _handle and frame.f_back is not None and frame.f_back.f_back is not None:
+        frame = frame.f_back.f_back
+        code = frame.f_code
+    key = id(code), frame.f_lasti
+    known = _sites.get(key)
+    call = known[1] if known is not None and known[1].__globals__ is frame.f_globals else _make(key, frame)
+    try:
+        return call(func, args, kwargs)
+    except BaseException as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None and is_call(trace.tb_next.tb_frame.f_code):
+            trace.tb_next = trace.tb_next.tb_next
+        raise
+
+
+def _make(key: tuple[int, int], frame: FrameType) -> FunctionType:
+    code = frame.f_code
+    mine = _call.__code__.replace(co_filename=code.co_filename, co_firstlineno=frame.f_lineno or 1, co_name=_NAME)
+    call = FunctionType(mine, frame.f_globals)
+    if len(_sites) >= _MOST_SITES:
+        _sites.clear()
+    _sites[key] = code, call  # the code is held: no other gets its id
+    return call
+
+
+def is_call(code: CodeType) -> bool:
+    """Return whether it is the code of such a frame: it stands for a line of the program, which has a frame of its own."""
+    return code.co_name == _NAME
