@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tensorprobe.cli.options import JSON, RANK, STEP, option, progress
+from tensorprobe.cli.options import JSON, RANK, STEP, complete_call, option, progress
 from tensorprobe.engine.settings import CompareSettings
 
 
@@ -17,7 +17,9 @@ def diff(
     baseline: str = typer.Argument(metavar="BASELINE", help="The run that is trusted: a folder or a URL."),
     candidate: str = typer.Argument(metavar="CANDIDATE", help="The run under test: a folder or a URL."),
     call: str = typer.Argument(
-        metavar="CALL", help="A call: its name, the start of it, a glob, a module path, or module:PATH."
+        metavar="CALL",
+        autocompletion=complete_call,
+        help="A call: its name, the start of it, a glob, a module path, or module:PATH.",
     ),
     slot: str | None = typer.Option(None, metavar="SLOT", help="This tensor of the call: output.0, input.1."),
     by: str | None = typer.Option(None, metavar="AXIS", help="Show the error along this axis: -1, 0, rows, heads."),

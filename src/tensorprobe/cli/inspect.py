@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tensorprobe.cli.options import JSON, RANK, STEP, progress
+from tensorprobe.cli.options import JSON, RANK, STEP, complete_call, progress
 from tensorprobe.errors import RunNotFound
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def inspect(
     call: str | None = typer.Argument(
         None,
         metavar="[CALL|RUN]",
+        autocompletion=complete_call,
         help="A call: its name, the start of it, a glob, a module path, or module:PATH. Or a second run, to show both.",
     ),
     step: int | None = STEP,

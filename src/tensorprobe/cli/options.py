@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
-from tensorprobe.errors import SettingsError
+from tensorprobe.errors import SettingsError, TensorprobeError
 from tensorprobe.report.forms import FORMS, Answer, Wanted, names_for, parse_forms
 from tensorprobe.settings import Settings
 from tensorprobe.text import message
@@ -28,12 +28,25 @@ T = TypeVar("T")
 LONG_S = 2.0
 """A progress bar appears after this time."""
 
+_MOST_COMPLETIONS = 200
 OUT = ("-o", "--out")
 JSON: Any = typer.Option(False, "--json", help="Print the result as JSON.")
 LIMIT: Any = typer.Option(10, min=1, metavar="N", help="Maximum lines per list.")
 STEP: Any = typer.Option(None, metavar="N", help="Only this step.")
 RANK: Any = typer.Option(None, metavar="N", help="Only this rank.")
 OLD_OUTPUT: Any = typer.Option(None, "--output", hidden=True)
+
+
+def complete_call(context: typer.Context, incomplete: str) -> list[str]:
+    """Return names of calls for the shell, of the run that stands before; none when there is no such run."""
+    from tensorprobe.record.reader import open_run
+
+    try:
+        run = open_run(context.params.get("candidate") or context.params["run"])
+        names = (name for place in run.segments()[:1] for name in run.names(*place, on_damage="skip"))
+        return list(dict.fromkeys(name for name in names if name.startswith(incomplete)))[:_MOST_COMPLETIONS]
+    except (TensorprobeError, OSError, KeyError):
+        return []
 
 
 def option(table: type[Settings], name: str, *flags: str, **extra: Any) -> Any:
