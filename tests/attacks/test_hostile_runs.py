@@ -253,7 +253,7 @@ def test_hostile_manifest_is_refused(attack: str, tmp_path: Path) -> None:
     [
         ({"rank": "zero"}, "Expected `int`"),
         ({"rank": 0, "pid": 1, "host": "h", "closed": "yes"}, "Expected `bool`"),
-        ({"rank": 3, "pid": 1, "host": "h"}, "says it is of rank 3"),
+        ({"rank": 3, "pid": 1, "host": "h"}, "says it belongs to rank 3"),
         ([], "Expected `object`"),
     ],
 )

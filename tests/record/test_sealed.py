@@ -55,7 +55,7 @@ def test_it_is_compared_with_a_run_and_names_the_call_that_changed(tmp_path: Pat
         (lambda raw: b"not gzip", RunDamaged, "not compressed"),
         (lambda raw: raw[:40] + b"\xff" * 20 + raw[60:], RunDamaged, "a.tpz"),
         (lambda raw: gzip.compress(b"[" * 100_000), RunDamaged, "cannot be read"),
-        (lambda raw: gzip.compress(b'{"format": "other"}'), RunDamaged, "no sealed run"),
+        (lambda raw: gzip.compress(b'{"format": "other"}'), RunDamaged, "not a sealed run"),
         (lambda raw: gzip.compress(b'{"format": "tensorprobe-sealed", "version": 9}'), UnsupportedVersion, "version 9"),
         (lambda raw: gzip.compress(gzip.decompress(raw).replace(b"Functional.linear.0.f", b"\\u001b.f")), RunDamaged, "name of a call"),
         (lambda raw: gzip.compress(b" " * (3 << 20)), RunDamaged, "unpacks to more than"),

@@ -288,7 +288,7 @@ def test_a_number_that_comes_back_is_compared(tmp_path: Path, monkeypatch: pytes
 REFUSED: dict[str, str] = {
     "Torch.empty.0.forward": "not initialised",
     "Distributed.all_reduce.0.forward": "a collective needs the other ranks",
-    "Tensor.set_.0.forward": "about memory",
+    "Tensor.set_.0.forward": "manages memory",
     "Torch.no_such_op.0.forward": "not a known operation on tensors in this process",
     "Torch.load.0.forward": "load reads or writes files",
     "Functional.torch.load.0.forward": "load reads or writes files",
@@ -340,7 +340,7 @@ def test_an_op_that_raises_everywhere_is_skipped_and_one_that_raises_on_the_devi
                    args=[{"slot": "input.0"}, {"slot": "input.1"}])],
     )  # fmt: skip
     (wrong,) = tensorprobe.open_run(hostile).calls()
-    assert_skipped(wrong, "it raises also on the reference: RuntimeError")
+    assert_skipped(wrong, "it raises on the reference too: RuntimeError")
 
     def broken(output: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("error code 507015")

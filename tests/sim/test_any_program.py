@@ -126,7 +126,7 @@ print(float(layer(torch.ones(2, 4, device=sys.argv[1])).sum()))
     ("device", "told"),
     [
         ("npu", "fault gelu-truncated matched 0 calls: the program did not run aten::gelu on the device."),
-        ("cpu", "no fault had a chance: the program ran nothing on the simulated device. Does it select that device?"),
+        ("cpu", "no fault could strike: the program ran nothing on the simulated device. Does it select that device?"),
     ],
 )
 def test_the_end_of_a_program_names_faults_that_changed_nothing(tmp_path: Path, device: str, told: str) -> None:

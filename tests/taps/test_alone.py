@@ -183,13 +183,13 @@ WRONG = {
         "Torch.sin.0.backward",
         [[1.0] * 4],
         lambda x: torch.sin(x.detach()),
-        "nothing it gives back needs a gradient, so it has no backward",
+        "none of its outputs requires a gradient, so it has no backward",
     ),
     "a function": (
         "Functional.triplet_margin_with_distance_loss.0.backward",
         [1.0],
         lambda x: F.triplet_margin_with_distance_loss(x, x, x, distance_function=lambda a, b: (a - b).sum(-1)),
-        "one of its arguments is a function, which may keep more than values",
+        "one of its arguments is a function, which may hold more than values",
     ),
 }
 

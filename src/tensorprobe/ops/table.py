@@ -167,7 +167,7 @@ _REFUSED: dict[str, str] = {
         "returns memory that is not initialised": _NAMES[Trait.ALLOCATES],
         "is about devices, not about values": """cuda npu xpu mps ipu hpu mtia is_shared is_pinned pin_memory _pin_memory
             record_stream""",
-        "is about memory, not about values": """set_ set_data resize resize_ resize_as_ resize_as_sparse_ _resize_output
+        "manages memory and computes no values": """set_ set_data resize resize_ resize_as_ resize_as_sparse_ _resize_output
             _resize_output_ storage untyped_storage storage_type share_memory_ data_ptr const_data_ptr _from_blob
             frombuffer from_numpy _typed_storage typed_storage numpy tolist __array__ __array_wrap__ __dlpack__
             __dlpack_device__""",
@@ -175,7 +175,7 @@ _REFUSED: dict[str, str] = {
         "is about objects of Python, not about values": """apply_ map_ map2_ register_hook
             register_post_accumulate_grad_hook module_load __reduce_ex__ __reduce__ __setstate__ __deepcopy__
             _clear_non_serializable_cached_data __format__ __repr__ backward _backward""",
-        "is about the state of the process, not about values": """seed initial_seed manual_seed get_rng_state set_rng_state
+        "changes the state of the process and computes no values": """seed initial_seed manual_seed get_rng_state set_rng_state
             _use_cudnn_ctc_loss _cufft_set_plan_cache_max_size _cufft_clear_plan_cache""",
     }.items()
     for name in names.split()

@@ -1,7 +1,7 @@
 """Check a whole run against every rule of docs/format.md, without stopping at the first broken one.
 
 In: an open run. Out: a `Verification` that counts what was checked and lists what is wrong. With `data=True` every
-stored byte is read and its digest computed anew, which finds flipped bits. Nothing is repaired, nothing is written.
+stored byte is read and its digest recomputed, which finds flipped bits. Nothing is repaired or written.
 """
 
 from __future__ import annotations

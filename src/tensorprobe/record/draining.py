@@ -61,7 +61,7 @@ def _is_locked(root: Path, rank: int) -> bool:
     try:
         descriptor = open_file(root, f"rank{rank}.json")
     except (FileNotFoundError, RunDamaged):
-        return False  # What is wrong with the file is told when it is read.
+        return False  # Reading the file reports what is wrong with it.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -65,7 +65,7 @@ def to_torch(buffer: memoryview, slot: Slot) -> torch.Tensor:
         # torch.empty would warn that complex32 is experimental; a view on foreign memory does not.
         return torch.frombuffer(bytearray(DTYPES[slot.dtype].itemsize), dtype=dtype)[:0].view(slot.shape)
     if slot.dtype == "bool" and int(torch.frombuffer(buffer, dtype=torch.uint8).max()) > 1:
-        raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
+        raise TensorDamaged("it is bool but holds bytes other than 0 and 1")
     flat = torch.frombuffer(buffer, dtype=dtype)
     if slot.stride is not None and is_dense(slot.shape, slot.stride):
         return flat.as_strided(slot.shape, slot.stride)
@@ -94,7 +94,7 @@ def stored_elements(buffer: memoryview, slot: Slot) -> numpy.ndarray[Any, Any]:
 
     name = NUMPY_NAMES.get(slot.dtype, f"<u{DTYPES[slot.dtype].itemsize}")
     if slot.dtype == "bool" and slot.count and int(numpy.frombuffer(buffer, numpy.uint8).max()) > 1:
-        raise TensorDamaged("it is bool and holds bytes other than 0 and 1")
+        raise TensorDamaged("it is bool but holds bytes other than 0 and 1")
     flat: numpy.ndarray[Any, Any] = numpy.frombuffer(buffer, name)
     if slot.count and slot.stride is not None and is_dense(slot.shape, slot.stride):
         steps = [step * flat.itemsize if size != 1 else 0 for step, size in zip(slot.stride, slot.shape, strict=True)]

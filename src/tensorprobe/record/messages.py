@@ -47,7 +47,7 @@ class DropNote(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
 
 
 class CloseNote(msgspec.Struct, frozen=True, array_like=True, tag="close"):
-    """The run ends here in good order. `coverage` is the trainer's part of it."""
+    """The run ends normally. `coverage` is what the trainer counted."""
 
     coverage: dict[str, Any]
     coordinates: dict[str, int]

@@ -127,7 +127,9 @@ def _read_parts(root: Path) -> dict[int, RankPart]:
             rank = int(match[1])
             part = _decode(read_whole(root, name, limit=_MAX_JSON), RankPart, root / name)
             if part.rank != rank:
-                raise RunDamaged(f"'{root / name}' says it is of rank {part.rank}. Was it renamed or copied by hand?")
+                raise RunDamaged(
+                    f"'{root / name}' says it belongs to rank {part.rank}. Was it renamed or copied by hand?"
+                )
             parts[rank] = part
     return parts
 

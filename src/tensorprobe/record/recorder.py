@@ -91,7 +91,7 @@ class CallFiles(Protocol):
         """Write what waits."""
 
     def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
-        """Write everything out. Return the part of a rank that ended in good order."""
+        """Write everything out. Return the part of a rank that ended normally."""
 
 
 class Recorder:

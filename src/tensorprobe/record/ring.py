@@ -96,7 +96,7 @@ class Ring:
         return self._bytes[start : start + nbytes]
 
     def close(self) -> None:
-        """Give the memory back to the system as soon as nobody looks at it any more."""
+        """Return the memory to the system as soon as nothing refers to it."""
         self._header.release()
         self._bytes.release()
         if self._map is not None:

@@ -114,7 +114,7 @@ def open_sealed(path: Path, data: Path | None) -> Run | None:
     try:
         head = msgspec.json.decode(raw, type=_Head)
         if head.format != FORMAT or head.version < 1:
-            raise RunDamaged(f"'{path}' is no sealed run: its format is {head.format[:40]!r}, not {FORMAT!r}.")
+            raise RunDamaged(f"'{path}' is not a sealed run: its format is {head.format[:40]!r}, not {FORMAT!r}.")
         if head.version > VERSION:
             raise UnsupportedVersion(
                 f"'{path}' has version {head.version:,}; this tensorprobe reads versions up to {VERSION}.\n"
@@ -147,7 +147,7 @@ def _unpack(path: Path, raw: bytes) -> bytes:
     """Return the document, which may be no larger than a file that is read whole."""
     most = max_read_bytes()
     if not raw.startswith(_GZIP):
-        raise RunDamaged(f"'{path}' is no sealed run: it is not compressed with gzip.")
+        raise RunDamaged(f"'{path}' is not a sealed run: it is not compressed with gzip.")
     unpacking = zlib.decompressobj(wbits=31)
     try:
         content = unpacking.decompress(raw, most)

@@ -185,7 +185,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | str:
         local = tensor._local_tensor
         return local.trigger_wait() if hasattr(type(local), "trigger_wait") else local
     if kind.__name__ == "AsyncCollectiveTensor":
-        return "collective still under way"
+        return "collective still running"
     if kind.__name__ in ("FakeTensor", "FunctionalTensor") or torch_names.is_functional_tensor(tensor):
         return f"{kind.__name__}, has no values"
     if torch_names.is_nested(tensor):

@@ -233,7 +233,7 @@ class Written(NamedTuple):
 
 
 def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Written) -> RankPart:
-    """The part of a rank that ended in good order: what the trainer counted, corrected by what reached the disk."""
+    """Return the part of a rank that ended normally: what the trainer counted, corrected by what reached the disk."""
     coverage = msgspec.convert(closing.coverage, Coverage)
     failures = [f"{what} ({count} times)" for what, count in written.failures.items()]
     coverage = msgspec.structs.replace(
@@ -278,7 +278,7 @@ def write_part(run: Path, part: RankPart, *, lock: int = -1) -> None:
 
 
 def hold(fd: int) -> bool:
-    """Lock a file that is open; whether nobody else holds it. True too where the file system has no locks."""
+    """Lock an open file. Return whether no other process holds it; True also where the file system has no locks."""
     try:
         import fcntl
 

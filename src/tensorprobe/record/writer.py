@@ -247,7 +247,7 @@ class RunWriter:
             self._flush_pieces()
 
     def _wait_until_read(self) -> None:
-        """Let the recorder come up first: what training computes meanwhile would only pile up."""
+        """Let the recorder start first: until then, calls would only pile up."""
         deadline = monotonic() + _START_S
         while not self._ring.reader and self._is_read() and monotonic() < deadline:
             sleep(_WAIT_S)

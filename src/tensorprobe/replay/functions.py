@@ -37,11 +37,11 @@ _REFUSED_LIBRARIES: dict[str, str] = {
     **dict.fromkeys(
         "c10d _c10d_functional _c10d_functional_autograd symm_mem _dtensor fsdp".split(), "needs the other ranks"
     ),
-    **dict.fromkeys("inductor inductor_prims".split(), "is about memory, not about values"),
+    **dict.fromkeys("inductor inductor_prims".split(), "manages memory and computes no values"),
     **dict.fromkeys("image debugprims".split(), "reads or writes files"),
     **dict.fromkeys(
         "prim profiler streams static_runtime export debug_mode_ops _test torch_npu_profiler".split(),
-        "is about the state of the process, not about values",
+        "changes the state of the process and computes no values",
     ),
 }
 _PLAIN = frozenset("Tensor List Optional Tuple Dict int float bool complex number str Device Generator QScheme".split())

@@ -2,7 +2,7 @@
 
 A table from the name of a variant to the function that makes it of the ordinary inputs: floating tensors change, integers
 and bools stay, and so do infinities, which are masks. A variant that means nothing to an op (the reference raises, or the
-result is not a number or beyond the dtype) is passed over with the reason.
+result is not a number or beyond the dtype) is skipped with the reason.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def too_large(call: Call, most_bytes: int) -> str | None:
 
 
 def too_many(elements: int, most_bytes: int) -> str | None:
-    """Return why nothing with so many elements is replayed, if that needs too much memory, else None."""
+    """Return why a call with this many elements is not replayed, if it needs too much memory, else None."""
     needed = _BYTES_PER_ELEMENT * elements
     if needed <= most_bytes:
         return None

@@ -24,7 +24,7 @@ from tensorprobe.replay.references import find_reference
 
 _HALF = ("float16", "bfloat16")
 _MOST_GROWTH, _SMALL = 4, 1 << 20
-"""A result that has more elements than the recorded one, by more than this, is no replay of it."""
+"""A result with more extra elements than this is not a replay of the recorded one."""
 _ON_HOST = {"tensor_split": "input.1"}
 """Arguments that torch requires on the CPU."""
 _UNDERSTOOD = {

@@ -3,7 +3,7 @@
 
 The text of this file is copied into scripts that stand alone, so it imports torch and Python's own modules only. A script adds
 `CASE`, which describes the call as plain data, and `call`, which makes it. Exit codes: 1 while the device is wrong, 0 once it
-is right, 2 if that cannot be told.
+is right, 2 if that cannot be decided.
 """
 
 import argparse
@@ -265,7 +265,7 @@ def compare_dropout(case: dict[str, Any], stored: Tensors, one: torch.Tensor, tw
 def main(case: dict[str, Any], call: Callable[..., Any], file: str) -> int:
     """Run the call on the device and on the reference, print the figures, and return the exit code."""
     parser = argparse.ArgumentParser(
-        description="Exit codes: 1 while it fails, 0 once it passes, 2 if it cannot be told."
+        description="Exit codes: 1 while it fails, 0 once it passes, 2 if it cannot be decided."
     )
     parser.add_argument("--device", default=case["device"])
     device = parser.parse_args().device
@@ -287,7 +287,7 @@ def main(case: dict[str, Any], call: Callable[..., Any], file: str) -> int:
         if not count and not reference:
             reference = run(case, call, stored, "cpu", wide=True)
     except Exception as error:
-        print(f"cannot tell: the reference cannot be computed ({type(error).__name__}: {first_line(error)})")
+        print(f"cannot decide: the reference cannot be computed ({type(error).__name__}: {first_line(error)})")
         return 2
     try:
         if count:

@@ -140,7 +140,7 @@ def judge_dropped_gradient(
     peak = expected.abs().max().clamp_min(1e-300)
     error = ((gradient.double() - expected).abs() * seen).max() / peak
     allowed = 4 * limits.eps + limits.smallest_normal * limits.eps / float(peak)
-    return Opinion("gradient beside what was dropped", float(error), allowed)
+    return Opinion("gradient where values were dropped", float(error), allowed)
 
 
 def is_recurrent(op: str) -> bool:
@@ -215,7 +215,7 @@ def _dropout(source: torch.Tensor, device: torch.Tensor, p: float) -> Opinion:
         normal = inputs[kept].abs() > torch.finfo(device.dtype).tiny
         worst = float(astray[normal].max()) if normal.any() else 0.0
         if worst > allowed:
-            return Opinion("scale of what is left", worst, allowed)
+            return Opinion("scale of the kept values", worst, allowed)
     return Opinion("share of zeros, in standard errors", error, _SIGMAS)
 
 

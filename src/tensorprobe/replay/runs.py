@@ -98,7 +98,7 @@ class Runs:
         """The evidence on each output and gradient."""
         if isinstance(reference, Exception):
             narrow = isinstance(device, Replay)
-            what = "the CPU cannot run it in a wider dtype:" if narrow else "it raises also on the reference:"
+            what = "the CPU cannot run it in a wider dtype:" if narrow else "it raises on the reference too:"
             raise ReferenceRaised(f"{what} {said(reference)}")
         if self.alone and has(call.op, Trait.DTYPE_TOLERANCE):
             raise CannotReplay("its result depends on the dtype, so a wider dtype is no reference")

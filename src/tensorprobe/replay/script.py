@@ -32,7 +32,7 @@ LIMIT_NAMES = (
 """The figures that a script measures."""
 _HEADER = """\
 # -*- coding: ascii -*-
-# Replay of one call. Exit code: 1 while it fails, 0 once it passes, 2 if that cannot be told. Needs torch only.
+# Replay of one call. Exit code: 1 while it fails, 0 once it passes, 2 if that cannot be decided. Needs torch only.
 #     python THIS_FILE [--device DEVICE]
 # Runs the call with the tensors of the .safetensors file beside this one, on the device and on a reference, and compares.
 """

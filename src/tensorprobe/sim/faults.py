@@ -279,14 +279,14 @@ def active() -> list[Fault]:
 def silent() -> list[str]:
     """Return a sentence for each installed fault that changed nothing.
 
-    A process that neither uses the device nor has a module, such as a launcher, is not meant by the faults.
+    A process that neither uses the device nor has a module, such as a launcher, is not affected by the faults.
     """
     if not _BY_OP:
         import torch
 
         if not any(issubclass(type(held), torch.nn.Module) for held in gc.get_objects()):
             return []
-        return ["no fault had a chance: the program ran nothing on the simulated device. Does it select that device?"]
+        return ["no fault could strike: the program ran nothing on the simulated device. Does it select that device?"]
     return [reason for handle in _INSTALLED if (reason := handle.silence())]
 
 

@@ -77,11 +77,11 @@ class AloneRun:
                 return None
             try:
                 if name.startswith("Distributed."):
-                    raise _CannotRunAlone("it takes part in communication")
+                    raise _CannotRunAlone("it is a collective")
                 with unseen():
                     copies.take(args, kwargs, gradients)
             except _CannotRunAlone as reason:
-                self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
+                self._tell(f"{self._alone.name} cannot be run alone: {reason}. It is not recorded.")
         return copies
 
     def _run_again(self, copies: _Copies, call: OpenCall, func: Any) -> None:
@@ -99,7 +99,7 @@ class AloneRun:
             try:
                 gradients = _fitting(result, tensors, copies.gradients)
             except _CannotRunAlone as reason:
-                self._tell(f"{self._alone.name} cannot be run alone: {reason}. Nothing is recorded of it.")
+                self._tell(f"{self._alone.name} cannot be run alone: {reason}. It is not recorded.")
                 return
             self._mark(outputs, call, start)
             # Not .backward(): this way nothing but the copies can be given a gradient.
@@ -166,7 +166,7 @@ class _Copies:
         self._random: list[tuple[torch.device, torch.Tensor]] = []
 
     def take(self, args: Any, kwargs: Any, gradients: Gradients) -> None:
-        """Copy everything. `_CannotRunAlone` for an argument that is no value."""
+        """Copy everything. Raise _CannotRunAlone for an argument that is not a value."""
         self.gradients = gradients
         self.arguments = self._copy(tuple(args)), self._copy(dict(kwargs))
         devices = {torch.device("cpu"), *(tensor.device for tensor in self._seen.values())}
@@ -203,7 +203,7 @@ class _Copies:
         if isinstance(value, (list, tuple)):
             entries = [self._copy(entry) for entry in value]
             return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-        raise _CannotRunAlone(f"one of its arguments is a {type(value).__name__}, which may keep more than values")
+        raise _CannotRunAlone(f"one of its arguments is a {type(value).__name__}, which may hold more than values")
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy, not a leaf when it requires a gradient: the call may be in-place. One tensor has one copy."""
@@ -224,7 +224,7 @@ def _fitting(result: Any, outputs: list[torch.Tensor], given: Gradients) -> list
         plural = "" if len(outputs) == 1 else "s"
         raise _CannotRunAlone(f"{kind} takes {len(outputs)} gradient{plural}, given: {len(given)}")
     if not outputs:
-        raise _CannotRunAlone("nothing it gives back needs a gradient, so it has no backward")
+        raise _CannotRunAlone("none of its outputs requires a gradient, so it has no backward")
     gradients = []
     for place, (output, array) in enumerate(zip(outputs, given, strict=True)):
         if tuple(array.shape) != tuple(output.shape):

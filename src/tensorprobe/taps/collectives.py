@@ -109,14 +109,16 @@ class Collectives:
         self._emit(kept)
 
     def end_step(self) -> None:
-        """Record collectives that nobody waited for, so that they are not lost. A stream or a reducer may have waited."""
+        """Record collectives that the program did not wait for, so that they are not lost. A stream or a reducer may have waited."""
         with self._lock:
             entries, self._pending = list(self._pending.values()), {}
             kept = [entry for found in (self._functional, self._held) for each in found.values() for entry in each]
             self._functional, self._held = {}, {}
         torch_names.keep_backends_of_groups()
         for entry in entries:
-            self._session.notes["asynchronous collective recorded at the end of the step: nobody waited for it"] += 1
+            self._session.notes[
+                "asynchronous collective recorded at the end of the step: the program did not wait for it"
+            ] += 1
             self._record(*entry[1:])
         self._emit(kept)
 

@@ -168,7 +168,7 @@ class DispatchTap(torch_names.DispatchMode):
             session.state.busy = False
 
     def _follow(self, func: Any, plan: AtenPlan, inputs: Tensors, args: Any, kwargs: Any, result: Any) -> None:
-        """Keep track of memory that nobody has written."""
+        """Keep track of uninitialised memory."""
         unwritten = self._session.unwritten
         if not (plan.allocates or plan.workspace or unwritten.blocks):
             return

@@ -1,7 +1,7 @@
 """API calls for a sink that only looks: nothing is copied, named or described.
 
 Calls are numbered as `Describing` numbers them, so that their names are those of a run of the same program. Collectives and
-composite functions are described as ever. In backward the sink sees every autograd node of a call when it is done. No
+composite functions are described as usual. In backward the sink sees every autograd node of a call when it is done. No
 tensor is kept.
 """
 

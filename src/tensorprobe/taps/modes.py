@@ -249,7 +249,7 @@ _pending: list[Any] = []
 
 
 class _WhenLetGo:
-    """Takes modes away when nobody holds this any more."""
+    """Removes modes when the last reference to this object is gone."""
 
     def __init__(self, stack: ModeStack) -> None:
         self._stack = stack

@@ -21,7 +21,7 @@ _WRAPPER_HOMES = ("torch.",)
 
 
 def inner_module(module: nn.Module) -> nn.Module | None:
-    """What a wrapper of torch wraps; None for a module that is no wrapper. Told by type, never by the text of a name."""
+    """What a wrapper of torch wraps; None for other modules. Wrappers are recognised by type, never by name."""
     for cls in type(module).__mro__:
         attribute = _INNER_NAMES.get(cls.__name__)
         if attribute is not None and cls.__module__.startswith(_WRAPPER_HOMES):

@@ -135,7 +135,7 @@ def _called(name: str, place: _Operation, symbols: dict[str, str]) -> str | None
 
 
 def _is_reflected(place: _Operation, frame: FrameType) -> bool:
-    """Whether the operand that is no tensor stands on the left, as in `2 * x` and `self.scale * x`."""
+    """Return whether the operand that is not a tensor is on the left, as in `2 * x` and `self.scale * x`."""
     if place.callee:
         return place.callee in ("sum", "__radd__", "__rmul__")
     left, right = _look_up(place.left, frame), _look_up(place.right, frame)

@@ -14,7 +14,7 @@ from typing import Any
 
 _MOST_LAYERS = 100
 _standing: list[Patch] = []
-"""Those that are not removed, also while nobody else knows them: an exception may come as one is made or removed."""
+"""Patches that are still installed. Each is listed before it is made and until it is removed, as an exception may come between."""
 
 
 class Patch:

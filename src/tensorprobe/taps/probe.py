@@ -192,7 +192,7 @@ class Probe:
         self.stop()
 
     def _stop_at_exit(self) -> None:
-        """The program is over. If an exception that nobody caught has ended it, Python has just printed that."""
+        """Stop at the end of the program. If an uncaught exception has ended it, Python has just printed it."""
         self._sink.ended_by = _told(getattr(sys, "last_value", None))
         self.stop()
 

@@ -123,10 +123,10 @@ def _check(run: Run, mode: str) -> str:
         numbers = [number for row in expected for number in row]
         wanted = (max(numbers), min(numbers), math.hypot(*numbers))
         if not any(_is_close(found, wanted) for found in seen[direction]):
-            return f"the {name} of a product is not in the record, or with wrong statistics"
+            return f"the {name} of a product is missing from the record, or has wrong statistics"
         rows = [list(row) for row in expected]
         if mode == "tensor" and rows not in values[direction] and _transposed(rows) not in values[direction]:
-            return f"the {name} of a product is in the record with wrong values"
+            return f"the {name} of a product has wrong values in the record"
     return ""
 
 

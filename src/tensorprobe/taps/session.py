@@ -33,7 +33,7 @@ NODE_KEY = "tensorprobe"
 
 
 _MOST_FAILURES = 1000
-"""After so many failures, if they are most of the calls, recording stops and the program goes on at full speed."""
+"""After this many failures, if most calls fail, recording stops and the program continues at full speed."""
 
 
 class OpenCall(msgspec.Struct):
@@ -141,7 +141,7 @@ class Session:
         self.notes[note] += 1
 
     def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
-        """Have the sink take the tensors of a forward call as they are now. What nobody has written is left out."""
+        """Have the sink take the tensors of a forward call as they are now. Uninitialised memory is left out."""
         slots = self._take(tensors, but=but, reason=reason)
         if self.training is not None:
             self.training.mark(tensors, slots, outside=not self.state.modules)
@@ -171,7 +171,7 @@ class Session:
 
     def pass_by_tracing(self) -> None:
         """Count a call made while torch.jit traces. Its shapes are not numbers then, and nothing can be recorded."""
-        self.blind_spots["tracing (torch.jit.trace): calls made meanwhile are not recorded"] += 1
+        self.blind_spots["tracing (torch.jit.trace): calls during tracing are not recorded"] += 1
 
     def pass_by_compiled(self) -> None:
         """Count a run of compiled code that the modes cannot be on for."""
@@ -373,7 +373,7 @@ class Session:
             self._tell_successor()
             return
         if watch.step != self.step:
-            self.notes["backward of a call of an earlier step, not recorded"] += 1
+            self.notes["backward of a call from an earlier step, not recorded"] += 1
             return
         guard = torch_names.no_overrides()
         try:
@@ -448,7 +448,7 @@ class Session:
         self.recording, self.ended = False, True
 
     def end_step(self, *, whole: bool) -> None:
-        """Let the sink finish the step. What it computes is no call of the user's."""
+        """Let the sink finish the step. Its own computations are not recorded."""
         busy, self.state.busy = self.state.busy, True
         try:
             with torch_names.no_overrides():

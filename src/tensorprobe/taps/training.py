@@ -47,7 +47,7 @@ class _Owned(NamedTuple):
         return f"{'gradient' if self.is_gradient else 'parameter'} {self.name}"
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is the one that is meant."""
+        """Return whether the owner still holds this tensor."""
         return (self.gradient() if self.is_gradient else self.parameter()) is tensor
 
     def parameter(self) -> torch.Tensor | None:
@@ -69,7 +69,7 @@ class _Kept(NamedTuple):
     role: str
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is the one that is meant."""
+        """Return whether the owner still holds this tensor."""
         return self.state.get(self.key) is tensor
 
 

@@ -88,7 +88,7 @@ class Unwritten:
         return slots
 
     def allocated(self, outputs: Tensors, workspace: str = "") -> None:
-        """Remember memory that nobody has written yet: the outputs whose slots begin like this. The others are written."""
+        """Remember uninitialised memory: the outputs whose slots begin like this. The others are written."""
         with self._lock, torch_names.quiet():
             for slot, tensor in outputs:
                 if slot.startswith(workspace):
@@ -232,7 +232,7 @@ class Unwritten:
                     block.sample = _sample(torch_names.local_part(tensor).untyped_storage())
 
     def _read(self, func: Any, args: Any, kwargs: Any, touched: Tensors, outputs: Tensors) -> None:
-        """Find the elements of the results that depend on what nobody wrote."""
+        """Find the elements of the results that depend on uninitialised memory."""
         with self._lock, torch_names.quiet():
             known = {_key(tensor) for _, tensor in touched}
             made = [(name, tensor) for name, tensor in outputs if _key(tensor) not in known]
@@ -245,9 +245,7 @@ class Unwritten:
                 def other(tensor: torch.Tensor, fill: int = fill) -> torch.Tensor:
                     mask, tensor = masks.get(id(tensor)), torch_names.local_part(tensor)
                     if type(tensor) not in torch_names.PLAIN_CLASSES:
-                        raise TypeError(
-                            "the memory of a wrapper is its own affair: without its class it may be at no address"
-                        )
+                        raise TypeError("a wrapper class manages its own memory, which may have no address")
                     value = float("nan") if fill and tensor.is_floating_point() else fill
                     return tensor.detach() if mask is None else _filled(tensor, mask, value)
 
@@ -257,7 +255,7 @@ class Unwritten:
                         flatten_result(func(*_replaced(args, other), **_replaced(kwargs, other)), found)
                 except Exception as error:
                     let_through(error)
-                    self._note("a call read memory that nobody had written, and could not be computed again")
+                    self._note("a call read uninitialised memory and could not be recomputed")
                     return
                 results.append(dict(found))
             for name, tensor in made:

@@ -60,8 +60,8 @@ def test_right_random_numbers_agree_and_are_compared() -> None:
 @pytest.mark.parametrize(
     ("kernel", "judged_by"),
     [
-        (lambda x, p, kept: (x * kept / (1 - p) * 1.01, kept), "scale of what is left"),
-        (lambda x, p, kept: (x * kept, kept), "scale of what is left"),
+        (lambda x, p, kept: (x * kept / (1 - p) * 1.01, kept), "scale of the kept values"),
+        (lambda x, p, kept: (x * kept, kept), "scale of the kept values"),
         (lambda x, p, kept: (x * (kept := torch.rand(x.shape) > 0.4) / (1 - p), kept), "share of zeros"),
         (lambda x, p, kept: (x * kept / (1 - p), kept.roll(1, 0)), "mask beside the zeros"),
     ],
