@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -188,6 +190,35 @@ def test_what_cannot_be_replayed_is_called_unproved(tmp_path: Path) -> None:
     found = compare(tmp_path / "a", tmp_path / "b", out=tmp_path / "result")
     assert "introduced here (unproved: it draws random numbers)" in str(found)
     assert "no replay.py: it draws random numbers" in str(found)
+
+
+def _accumulate(folder: Path, *, other: bool, factor: float = 1.0) -> Path:
+    """Two backward passes of one layer before each update: no recorded call makes the sum of the gradients."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(24, 24)
+    optimizer, xs = torch.optim.Adam(layer.parameters(), lr=1e-3), torch.randn(2, 30, 24)
+    with tensorprobe.capture(folder, model=layer, level="api", in_process=True) as probe:
+        for step in range(2):
+            optimizer.zero_grad()
+            with OtherSums() if other and step else contextlib.nullcontext():
+                for x in xs:
+                    F.gelu(layer(x)).square().mean().backward()
+            if factor != 1.0 and step:
+                for each in layer.parameters():
+                    numpy.multiply(each.grad.numpy(), factor, out=each.grad.numpy())  # type: ignore[union-attr]
+            optimizer.step()
+            probe.step()
+    return folder
+
+
+def test_gradients_that_are_added_up_have_noise_and_a_wrong_sum_has_no_script(tmp_path: Path) -> None:
+    right = _accumulate(tmp_path / "right", other=False)
+    noisy = compare(right, _accumulate(tmp_path / "noisy", other=True))
+    assert noisy.exit_code == 0 and noisy.summary.first_difference is not None
+    found = compare(right, _accumulate(tmp_path / "wrong", other=True, factor=1.0001), out=tmp_path / "result")
+    assert found.divergence is not None and found.divergence.status == "entered" and found.divergence.step == 1
+    assert found.divergence.call == "Tensor.lerp_.0.forward" and found.summary.replay == ""
+    assert "no replay.py: no recorded call is wrong; what differs comes from outside of them" in str(found)
 
 
 def test_equal_runs_need_no_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

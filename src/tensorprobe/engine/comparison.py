@@ -28,7 +28,7 @@ from tensorprobe.engine.tracing import finders_of
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import Policy
 from tensorprobe.judge.policy import POLICIES
-from tensorprobe.model.comparison import Comparison
+from tensorprobe.model.comparison import Comparison, Divergence
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.pairing.measure import SegmentPair
 from tensorprobe.settings import Numbers, public
@@ -158,10 +158,11 @@ def add_replay(summary: Comparison, sides: tuple[Side, Side], plan: Plan, folder
     """
     found, task = summary.divergence, plan.tasks[0]
     decided = task.policy == POLICIES["noise-aware"]
-    if found is None or found.row is None or found.status != "introduced" or not found.level.is_op:
+    if found is None or task.prove == "off" or (decided and folder is None):
         return summary
-    if task.prove == "off" or found.row.basis != "values" or (decided and folder is None):
-        return summary
+    if reason := _not_one_call(found):
+        notes = [] if folder is None else [f"no {REPLAY_FILES[0]}: {reason}"]
+        return msgspec.structs.replace(summary, notes=[*summary.notes, *notes])
     own = next(task for task in plan.tasks if task.rank == found.rank)
     place = SegmentPair(found.step, found.rank, dict(own.steps)[found.step], own.candidate_rank)
     proof, replayed = replay_divergence(finders_of((sides[0].run, sides[1].run), place), found)
@@ -176,3 +177,16 @@ def add_replay(summary: Comparison, sides: tuple[Side, Side], plan: Plan, folder
     elif folder is not None:
         changes["notes"] = [*summary.notes, f"no {REPLAY_FILES[0]}: {replayed.reason}"]
     return msgspec.structs.replace(summary, **changes)
+
+
+def _not_one_call(found: Divergence) -> str:
+    """Return why no script can show a divergence by running one call; empty where one can."""
+    if found.status == "entered":
+        return "no recorded call is wrong; what differs comes from outside of them"
+    if found.status == "structural":
+        return "the runs make different calls, and none of them is known to be wrong by itself"
+    if found.status != "introduced" or found.row is None:
+        return "no call is known to be wrong by itself"
+    if not found.level.is_op:
+        return "a module has no function to run alone; record its calls with --level mix"
+    return "" if found.row.basis == "values" else "only statistics were recorded"

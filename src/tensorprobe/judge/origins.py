@@ -146,8 +146,12 @@ class Origins:
             return Expected(kind, math.inf if loose else 0.0)
         if kind == "data" and not loose and (before := self._in_step_before(row, call)) is not None:
             table_before, at = before
+            then, now = (int(each.rows.content[0][place]) for each, place in ((table_before, at), (table, row)))
+            changed = then < 0 or now < 0 or table_before.contents[then] != table.contents[now]
+            # What is new in this step and read after a backward may be a gradient that autograd has added up: it has noise.
+            added_up = changed and "backward" in table.calls.direction[:call]
             # It was read in the step before, and there was no noise in it: it is no gradient.
-            if table_before.equal[at] and call < table.first_unmeasured_gradient:
+            if table_before.equal[at] and not added_up and call < table.first_unmeasured_gradient:
                 return Expected(kind, 0.0)
         size, drift = float(table.errors.rms[row]), lineage.drift
         if table.calls.level[call].is_module:  # code between modules made it, and its terms may cancel
