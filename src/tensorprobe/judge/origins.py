@@ -148,10 +148,9 @@ class Origins:
             table_before, at = before
             then, now = (int(each.rows.content[0][place]) for each, place in ((table_before, at), (table, row)))
             changed = then < 0 or now < 0 or table_before.contents[then] != table.contents[now]
-            # What is new in this step and read after a backward may be a gradient that autograd has added up: it has noise.
-            added_up = changed and "backward" in table.calls.direction[:call]
-            # It was read in the step before, and there was no noise in it: it is no gradient.
-            if table_before.equal[at] and not added_up and call < table.first_unmeasured_gradient:
+            # It was read in the step before, and there was no noise in it. What is new and read after a gradient with
+            # noise may be a sum of gradients, which no call makes.
+            if table_before.equal[at] and not (changed and call > table.first_noisy_gradient):
                 return Expected(kind, 0.0)
         size, drift = float(table.errors.rms[row]), lineage.drift
         if table.calls.level[call].is_module:  # code between modules made it, and its terms may cancel

@@ -90,11 +90,12 @@ class StepTable:
         return {key: at for at, key in enumerate(zip(self.calls.name, self.calls.repeat, strict=True))}
 
     @cached_property
-    def first_unmeasured_gradient(self) -> float:
-        """The position of the first backward with a result that was not measured; infinite if there is none."""
+    def first_noisy_gradient(self) -> float:
+        """The position of the first backward with a result that differs or was not measured; infinite if there is none."""
         rows, calls = self.rows, self.calls
-        made = (int(rows.call[row]) for row in rows.unmeasured if rows.slot[row].startswith("output"))
-        return min((call for call in made if calls.direction[call] == "backward"), default=math.inf)
+        unmeasured = (int(rows.call[row]) for row in rows.unmeasured if rows.slot[row].startswith("output"))
+        noisy = numpy.unique(rows.call[rows.made & ~self.errors.equal]).tolist()
+        return min((call for call in (*unmeasured, *noisy) if calls.direction[call] == "backward"), default=math.inf)
 
     def rows_of(self, call: int) -> range:
         """Return the rows of a call."""
