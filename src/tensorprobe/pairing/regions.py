@@ -26,9 +26,11 @@ from tensorprobe.model.call import forward_name
 from tensorprobe.model.reason import Skipped
 from tensorprobe.ops import Trait, has, short_name
 from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, is_made, read_slots, unlike_pairs
+from tensorprobe.pairing.optimizers import pair_optimizers
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
+_OPTIMIZER = "Region.optimizer.0"
 MOST_CALLS = 200_000
 """Regions are looked for in steps with at most this many calls."""
 
@@ -64,15 +66,53 @@ def meet_again(
     held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
     ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
     lines = [entry.line for entry in entries[0]]
-    doubtful = unlike_pairs((ours, theirs), pairs)
+    optimizer, pairs, alone = _without_optimizers((ours, theirs), pairs, alone, lines)
+    members = optimizer.members if optimizer else ([], [])
+    pairs, alone, regions = _meet((ours, theirs), pairs, alone, lines)
+    return (
+        pairs,
+        (sorted(alone[0] + members[0]), sorted(alone[1] + members[1])),
+        regions + ([optimizer] if optimizer else []),
+    )
+
+
+def _meet(
+    calls: tuple[list[Call | None], list[Call | None]],
+    pairs: list[tuple[int, int]],
+    alone: tuple[list[int], list[int]],
+    lines: list[int],
+) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
+    doubtful = unlike_pairs(calls, pairs)
     left = [pair for pair in pairs if pair not in doubtful]
     if doubtful and left:
         free = tuple(sorted([*side, *(pair[at] for pair in doubtful)]) for at, side in enumerate(alone))
-        regions = find_regions((ours, theirs), left, (free[0], free[1]), lines)
+        regions = find_regions(calls, left, (free[0], free[1]), lines)
         inside = [{position for region in regions for position in region.members[at]} for at in (0, 1)]
         if all(pair[0] in inside[0] and pair[1] in inside[1] for pair in doubtful):
             return left, (free[0], free[1]), regions
-    return pairs, alone, find_regions((ours, theirs), pairs, alone, lines)
+    return pairs, alone, find_regions(calls, pairs, alone, lines)
+
+
+def _without_optimizers(
+    calls: tuple[list[Call | None], list[Call | None]],
+    pairs: list[tuple[int, int]],
+    alone: tuple[list[int], list[int]],
+    lines: list[int],
+) -> tuple[Region | None, list[tuple[int, int]], tuple[list[int], list[int]]]:
+    """Return the region of two optimizers with different calls, if there is one, and what is left besides it."""
+    found = pair_optimizers(calls, pairs, alone, f"{_OPTIMIZER}.forward")
+    if found is None:
+        return None, pairs, alone
+    inside = tuple(map(set, found.members))
+    left = [pair for pair in pairs if pair[0] not in inside[0] and pair[1] not in inside[1]]
+    broken = [pair for pair in pairs if (pair[0] in inside[0]) != (pair[1] in inside[1])]
+    rest = tuple(sorted(({*side} | {pair[at] for pair in broken}) - inside[at]) for at, side in enumerate(alone))
+    if not left:
+        return None, pairs, alone
+    first, end = found.members[0][0], found.members[0][-1]
+    before = sum(pair[0] < end for pair in left)
+    parts: list[tuple[int, CallPair]] = [(before, StandIn(lines[first], *part)) for part in found.parts]
+    return Region(_OPTIMIZER, found.members, parts), left, (rest[0], rest[1])
 
 
 def find_regions(

@@ -1,0 +1,127 @@
+"""Compare the steps of two optimizers that are written with different calls, by parameter and by state.
+
+In: the calls of one step of both sides, and their alignment. Out: one region that holds the calls of both optimizers, with a
+stand-in for each parameter: what the optimizer read of it, its gradient and its state, and what it left there. Names of
+parameters and states decide what belongs together, never values. A call that writes to something without a name, or makes
+what no call of the optimizer reads, is not in the region: nothing explains it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tensorprobe.model import Call, Slot
+from tensorprobe.ops import Trait, has, short_name
+from tensorprobe.pairing.call_pairs import comparable, read_slots
+
+PHASE = "optimizer"
+"""The phase of the calls inside the step of an optimizer."""
+Positions = tuple[list[int], list[int]]
+
+
+class OptimizerRegion(NamedTuple):
+    """The calls of both optimizers, and a pair that stands for each parameter."""
+
+    members: Positions
+    parts: list[tuple[Call, Call]]
+
+
+def pair_optimizers(
+    calls: tuple[Sequence[Call | None], Sequence[Call | None]],
+    pairs: Sequence[tuple[int, int]],
+    alone: tuple[Sequence[int], Sequence[int]],
+    name: str,
+) -> OptimizerRegion | None:
+    """Return the region, or None where both optimizers make the same calls, or cannot be compared by name."""
+    known = [{*side, *(pair[at] for pair in pairs)} for at, side in enumerate(alone)]
+    inside = [
+        [at for at, call in enumerate(held) if call is not None and call.phase == PHASE and at in known[side]]
+        for side, held in enumerate(calls)
+    ]
+    if not all(inside) or not any(set(own) & set(lone) for own, lone in zip(inside, alone, strict=True)):
+        return None
+    ours, theirs = (_Side(held, own) for held, own in zip(calls, inside, strict=True))
+    if not ours.after or set(ours.after) != set(theirs.after):
+        return None
+    parts = list(_parts(ours, theirs, name))
+    if sum(slot.side == "output" for part in parts for slot in part[0].slots) < len(ours.after):
+        return None  # of another shape or dtype
+    return OptimizerRegion((ours.members, theirs.members), parts)
+
+
+class _Side:
+    """What one optimizer reads and leaves, by role."""
+
+    def __init__(self, calls: Sequence[Call | None], inside: Sequence[int]) -> None:
+        self.before: dict[str, Slot] = {}
+        self.after: dict[str, Slot] = {}
+        self.members: list[int] = []
+        held = [(at, call) for at in inside if (call := calls[at]) is not None]
+        read = {slot.digest for _, call in held for slot in read_slots(call)}
+        made: set[str | None] = set()
+        for at, call in held:
+            outputs = [slot for slot in call.slots if slot.side == "output"]
+            if not self._writes_elsewhere(call, outputs, made) and _is_used(call, outputs, read):
+                self.members.append(at)
+                self._follow(call, outputs)
+            made |= {slot.digest for slot in outputs}
+
+    def _follow(self, call: Call, outputs: Sequence[Slot]) -> None:
+        for slot in read_slots(call):
+            if slot.role and slot.role not in self.after:
+                self.before.setdefault(slot.role, slot)
+        for slot in outputs:
+            if slot.role and not slot.role.startswith("gradient "):  # some use it up
+                self.after[slot.role] = slot
+
+    @staticmethod
+    def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: set[str | None]) -> bool:
+        """Return whether a call changes a tensor that is no parameter, gradient or state, and that no call here has made."""
+        name = short_name(call.op)
+        if not name.endswith("_") or name.endswith("__"):
+            return False
+        slots = {slot.name: slot for slot in read_slots(call)}
+        for slot in outputs:
+            place = slot.name.removeprefix("output")
+            old = slots.get(f"input{place}") or slots.get(f"input.0{place}")
+            if not slot.role and old is not None and old.digest not in made:
+                return True
+        return False
+
+
+def _is_used(call: Call, outputs: Sequence[Slot], read: set[str | None]) -> bool:
+    """Return whether a call leaves something in a tensor with a name, makes what another call reads, or computes nothing.
+
+    The program may read a single number itself, such as the norm of a parameter.
+    """
+    quiet = Trait.VIEW | Trait.COPIES | Trait.ALLOCATES | Trait.MAY_DO_NOTHING
+    used = any(slot.role or slot.digest in read or slot.count == 1 for slot in outputs)
+    return used or not outputs or has(call.op, quiet)
+
+
+def _parts(ours: _Side, theirs: _Side, name: str) -> Iterator[tuple[Call, Call]]:
+    """Yield two calls for each parameter that stand for what both optimizers do to it."""
+    parameters: defaultdict[str, list[str]] = defaultdict(list)
+    for role in ours.after:
+        parameters[_parameter(role)].append(role)
+    for number, (parameter, written) in enumerate(parameters.items()):
+        slots: tuple[list[Slot], list[Slot]] = ([], [])
+        read = [role for role in ours.before if _parameter(role) == parameter]
+        held = [(f"input.{role}", ours.before[role], theirs.before.get(role)) for role in read]
+        held += [(f"output.{role}", ours.after[role], theirs.after[role]) for role in written]
+        for slot_name, *pair in held:
+            if found := comparable(*pair):
+                for side, slot in zip(slots, found, strict=True):
+                    side.append(msgspec.structs.replace(slot, name=slot_name))
+        module = parameter.rpartition(".")[0]
+        one, other = (Call(name=name, module=module, repeat=number, slots=tuple(side)) for side in slots)
+        yield one, other
+
+
+def _parameter(role: str) -> str:
+    """Return the name of the parameter that a role is about."""
+    return role.rpartition(" of ")[2] if " of " in role else role.partition(" ")[2]
