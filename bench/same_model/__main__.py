@@ -90,7 +90,9 @@ def main() -> None:
         chosen = [pair for pair in pairs if wanted.only in pair.name]
         if chosen and wanted.kind in (None, kind):
             with ThreadPoolExecutor(wanted.jobs) as pool:
-                _print(kind, chosen, list(pool.map(partial(run_pair, kept=wanted.keep), chosen)), verbose=wanted.verbose)
+                _print(
+                    kind, chosen, list(pool.map(partial(run_pair, kept=wanted.keep), chosen)), verbose=wanted.verbose
+                )
 
 
 def _print(kind: str, pairs: list[Pair], outcomes: list[Outcome], *, verbose: bool) -> None:

@@ -64,7 +64,9 @@ def nll_by_hand(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class Pictures(nn.Module):
-    def __init__(self, norm: Any = group_norm, attend: Any = soft_attention, act: Any = F.mish, pool: Any = None) -> None:
+    def __init__(
+        self, norm: Any = group_norm, attend: Any = soft_attention, act: Any = F.mish, pool: Any = None
+    ) -> None:
         super().__init__()
         self.norm, self.attend, self.act, self.pool = norm, attend, act, pool or (lambda x: x.mean(1))
         self.patch = nn.Conv2d(3, 16, 4, 4)
@@ -105,7 +107,8 @@ class Recurrent(nn.Module):
 
 
 def gru(module: nn.GRUCell, x: Tensor, h: Tensor) -> Tensor:
-    return module(x, h)  # type: ignore[no-any-return]
+    made: Tensor = module(x, h)
+    return made
 
 
 def gru_by_hand(module: nn.GRUCell, x: Tensor, h: Tensor, leak: float = 0.0) -> Tensor:
@@ -140,7 +143,11 @@ class Gates(nn.Module):
         self.project, self.gate, self.scale = project, gate, scale
         self.table = nn.Embedding(30, 16)
         self.inner = nn.ParameterList(
-            [nn.Parameter(torch.randn(32, 16) / 4), nn.Parameter(0.1 * torch.randn(32)), nn.Parameter(torch.randn(16) / 4)]
+            [
+                nn.Parameter(torch.randn(32, 16) / 4),
+                nn.Parameter(0.1 * torch.randn(32)),
+                nn.Parameter(torch.randn(16) / 4),
+            ]
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -182,12 +189,14 @@ gates = partial(with_choices, GATES, Gates)
 class Lion(torch.optim.Optimizer):
     """A new optimizer, in a loop or on lists."""
 
-    def __init__(self, parameters: Any, lists: bool, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+    def __init__(
+        self, parameters: Any, lists: bool, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99)
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas})
         self._lists = lists
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             lr, (first, second) = group["lr"], group["betas"]
             held = [p for p in group["params"] if p.grad is not None]
@@ -217,7 +226,9 @@ adadelta = partial(kind_of, torch.optim.Adadelta, lr=0.5)
 HEALTHY = [
     Pair("group norm by hand", pictures(), pictures(norm=group_norm_by_hand)),
     Pair("attention with a bias, fused", pictures(), pictures(attend=fused_attention)),
-    Pair("softmax by hand", pictures(attend=partial(soft_attention, softmax=partial(torch.softmax, dim=-1))), pictures()),
+    Pair(
+        "softmax by hand", pictures(attend=partial(soft_attention, softmax=partial(torch.softmax, dim=-1))), pictures()
+    ),
     Pair("mish by hand", pictures(), pictures(act=mish_by_hand)),
     Pair("mean by sum", pictures(), pictures(pool=lambda x: x.sum(1) / x.shape[1])),
     Pair("cross entropy by hand", pictures(), pictures(loss=nll_by_hand)),
@@ -243,7 +254,11 @@ HEALTHY = [
     Pair("Lion on lists", gates(optimizer=lion(False)), gates(optimizer=lion(True))),
     Pair("RAdam on lists", gates(optimizer=radam(foreach=False)), gates(optimizer=radam(foreach=True))),
     Pair("Adadelta on lists", gates(optimizer=adadelta(foreach=False)), gates(optimizer=adadelta(foreach=True))),
-    Pair("Adam with amsgrad, fused", series(optimizer=adam(**AMS, foreach=True)), series(optimizer=adam(**AMS, fused=True))),
+    Pair(
+        "Adam with amsgrad, fused",
+        series(optimizer=adam(**AMS, foreach=True)),
+        series(optimizer=adam(**AMS, fused=True)),
+    ),
     Pair("gates, compiled", gates(), gates(wrap=partial(torch.compile, backend="aot_eager"))),
     Pair("pictures on the device", pictures(optimizer=adam()), pictures(optimizer=adam(), device="npu")),
     Pair("series on the device", series(optimizer=radam()), series(cell=gru_by_hand, optimizer=radam(), device="npu")),
@@ -252,7 +267,12 @@ HEALTHY = [
 FAULTS = [
     Pair("norm, eps", pictures(), pictures(norm=partial(group_norm_by_hand, eps=1e-3)), ("group_norm",)),
     Pair("norm, no bias", pictures(), pictures(norm=lambda x, w, b: group_norm_by_hand(x, w, 0 * b)), ("group_norm",)),
-    Pair("attention, no bias", pictures(), pictures(attend=lambda q, k, v, b: fused_attention(q, k, v, 0 * b)), ("dot_prod",)),
+    Pair(
+        "attention, no bias",
+        pictures(),
+        pictures(attend=lambda q, k, v, b: fused_attention(q, k, v, 0 * b)),
+        ("dot_prod",),
+    ),
     Pair("attention, last columns", pictures(), pictures(attend=off_at_the_end(fused_attention)), ("dot_prod", "mul")),
     Pair("attention, backward", pictures(), pictures(attend=backwards_off(fused_attention)), ("dot_prod",)),
     Pair("activation", pictures(), pictures(act=hard_mish), ("mish",)),

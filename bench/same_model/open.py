@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from bench.same_model.training import (
@@ -178,8 +177,8 @@ def rope_in_halves(x: Tensor) -> Tensor:
 
 def rope_complex(x: Tensor) -> Tensor:
     at = angles(x)
-    pairs = torch.complex(*(each.contiguous() for each in x.chunk(2, -1))) * torch.polar(torch.ones_like(at), at)
-    return torch.cat((pairs.real, pairs.imag), -1)
+    pairs = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.polar(torch.ones_like(at), at)
+    return torch.cat(torch.view_as_real(pairs).unbind(-1), -1)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -235,7 +234,9 @@ def batch_norm_by_hand(x: Tensor, module: nn.BatchNorm2d, eps: float = 1e-5, mom
 
 
 class Convolutions(nn.Module):
-    def __init__(self, norm: Any = batch_norm, act: Any = torch.relu, last: bool = False, pool: Any = F.avg_pool2d) -> None:
+    def __init__(
+        self, norm: Any = batch_norm, act: Any = torch.relu, last: bool = False, pool: Any = F.avg_pool2d
+    ) -> None:
         super().__init__()
         self.norm, self.act, self.last, self.pool = norm, act, last, pool
         self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
@@ -246,7 +247,9 @@ class Convolutions(nn.Module):
         if self.last:
             x = x.contiguous(memory_format=torch.channels_last)
         x = self.act(self.norm(self.one(x), self.norms[0]))
-        x = x + self.act(self.norm(self.two(self.pool(x, 2)), self.norms[1])).repeat_interleave(2, 2).repeat_interleave(2, 3)
+        x = x + self.act(self.norm(self.two(self.pool(x, 2)), self.norms[1])).repeat_interleave(2, 2).repeat_interleave(
+            2, 3
+        )
         logits: Tensor = self.head(x.mean((2, 3)))
         return logits
 
@@ -272,7 +275,12 @@ def hugging(kind: str, attention: str, **options: Any) -> nn.Module:
     if kind == "gpt2":
         config: Any = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, **sizes, **options)
         return transformers.GPT2LMHeadModel(config)
-    more = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=1, **more, **sizes, **options))
 
 
@@ -282,13 +290,9 @@ HUGGING: Choices = {
 }
 
 
-def hf(kind: str, attention: str, drop: float = 0.0, **choices: Any) -> Choices:
-    drops = {"resid_pdrop": drop, "embd_pdrop": drop, "attn_pdrop": drop} if kind == "gpt2" else {}
-    return HUGGING | choices | {"model": partial(hugging, kind, attention, **drops)}
-
-
-class Factored(torch.optim.Adafactor):
-    """Adafactor, whose rate depends on the step."""
+def hf(kind: str, attention: str, **choices: Any) -> Choices:
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) if kind == "gpt2" else {}
+    return with_choices(HUGGING, partial(hugging, kind, attention, **drops), **choices)
 
 
 adamw = partial(kind_of, torch.optim.AdamW)
@@ -354,8 +358,16 @@ HEALTHY = [
     Pair("Llama, sdpa and eager", hf("llama", "eager"), hf("llama", "sdpa", optimizer=LISTS) | {"optimizer": sgd()}),
     Pair("Llama, sdpa, AdamW", hf("llama", "eager", optimizer=LOOP), hf("llama", "sdpa", optimizer=FUSED)),
     Pair("GPT on the device", gpt(optimizer=adamw()), gpt(optimizer=adamw(), device="npu")),
-    Pair("GPT-2 on the device", hf("gpt2", "sdpa", optimizer=adamw()), hf("gpt2", "sdpa", optimizer=adamw(), device="npu")),
-    Pair("Llama on the device", hf("llama", "eager", optimizer=adamw()), hf("llama", "sdpa", optimizer=adamw(), device="npu")),
+    Pair(
+        "GPT-2 on the device",
+        hf("gpt2", "sdpa", optimizer=adamw()),
+        hf("gpt2", "sdpa", optimizer=adamw(), device="npu"),
+    ),
+    Pair(
+        "Llama on the device",
+        hf("llama", "eager", optimizer=adamw()),
+        hf("llama", "sdpa", optimizer=adamw(), device="npu"),
+    ),
     Pair("convolutions on the device", conv(optimizer=adamw()), conv(optimizer=adamw(), device="npu")),
 ]
 
@@ -399,25 +411,38 @@ FAULTS = [
     pair_of("attention, scale against einsum", gpt(attend=attend_einsum), gpt(attend=_HOT), SDPA),
     pair_of("attention, not causal", gpt(), gpt(attend=F.scaled_dot_product_attention), SDPA),
     pair_of("attention, last columns", gpt(), gpt(attend=off_at_the_end(attend_fused)), SDPA),
-    pair_of("attention in blocks, sum", gpt(attend=attend_fused), gpt(attend=partial(attend_in_blocks, slip=1.001)), SDPA),
+    pair_of(
+        "attention in blocks, sum", gpt(attend=attend_fused), gpt(attend=partial(attend_in_blocks, slip=1.001)), SDPA
+    ),
     pair_of("attention, NaN", gpt(), gpt(attend=nan_last(attend_fused)), SDPA),
     pair_of("attention, backward 5 %", gpt(), gpt(attend=backwards_off(attend_fused, 1.05)), SDPA),
     pair_of("attention, backward 1 %", gpt(), gpt(attend=backwards_off(attend_fused)), SDPA),
     pair_of("attention by hand, backward 1 %", gpt(attend=attend_fused), gpt(attend=backwards_off(attend)), SDPA),
     pair_of("attention, gradient of v", gpt(), gpt(attend=lambda q, k, v: attend_fused(q, k, wrong_gradient(v))), SDPA),
-    pair_of("attention, gradient of q", gpt(), gpt(attend=lambda q, k, v: attend_fused(hooked(q * 1), k, v)), SDPA, "mul"),
+    pair_of(
+        "attention, gradient of q", gpt(), gpt(attend=lambda q, k, v: attend_fused(hooked(q * 1), k, v)), SDPA, "mul"
+    ),
     pair_of("attention, k for v", gpt(), gpt(attend=lambda q, k, v: attend_fused(q, k, k)), SDPA),
     pair_of("attention, before", gpt(), gpt(attend=lambda q, k, v: attend_fused(q * 1.01, k, v)), SDPA, "mul"),
     pair_of("attention, behind", gpt(), gpt(attend=off(attend_fused)), SDPA, "mul"),
-    pair_of("behind attention, a factor", gpt(), gpt(attend=attend_fused, residual=lambda x, y: x + 1.001 * y), "mul", "add"),
+    pair_of(
+        "behind attention, a factor", gpt(), gpt(attend=attend_fused, residual=lambda x, y: x + 1.001 * y), "mul", "add"
+    ),
     pair_of("behind attention, a sum dropped", gpt(), gpt(attend=attend_fused, residual=lambda x, y: y), "add"),
     pair_of("behind attention, out", gpt(), gpt(attend=attend_fused, out=lambda x: x * 1.002), "mul"),
     pair_of("behind attention, activation", gpt(), gpt(attend=attend_fused, act=tanh_gelu), "gelu"),
-    pair_of("behind attention, gradient", gpt(), gpt(attend=attend_fused, out=lambda x: wrong_gradient(x, 1.02)), "linear"),
+    pair_of(
+        "behind attention, gradient", gpt(), gpt(attend=attend_fused, out=lambda x: wrong_gradient(x, 1.02)), "linear"
+    ),
     pair_of("norm, eps", gpt(), gpt(norm=partial(norm_by_hand, eps=1e-3)), NORM),
     pair_of("norm, weight", gpt(), gpt(norm=lambda x, w, b: norm_by_hand(x, w * 1.001, b)), NORM),
     pair_of("norm, no bias", gpt(), gpt(norm=lambda x, w, b: norm_by_hand(x, w, 0 * b)), NORM),
-    pair_of("norm, biased variance", gpt(), gpt(norm=lambda x, w, b: (x - x.mean(-1, True)) / x.std(-1, keepdim=True) * w + b), NORM),
+    pair_of(
+        "norm, biased variance",
+        gpt(),
+        gpt(norm=lambda x, w, b: (x - x.mean(-1, True)) / x.std(-1, keepdim=True) * w + b),
+        NORM,
+    ),
     pair_of("norm, backward", gpt(), gpt(norm=backwards_off(norm_by_hand)), NORM),
     pair_of("norm, detached", gpt(), gpt(norm=lambda x, w, b: norm_by_hand(x - x.mean(-1, True).detach(), w, b)), NORM),
     pair_of("gelu, factor", gpt(), gpt(act=partial(gelu_by_hand, half=0.5005)), "gelu"),
@@ -439,7 +464,9 @@ FAULTS = [
     pair_of("batch norm, momentum", conv(), conv(norm=partial(batch_norm_by_hand, momentum=0.11)), "batch_norm"),
     pair_of("pooling by hand", conv(), conv(pool=off(pool_by_hand)), "avg_pool2d"),
     pair_of("channels last, activation", conv(), conv(last=True, act=lambda x: torch.relu(x) * 1.001), "mul"),
-    pair_of("AdamW on lists, beta", gpt(optimizer=LOOP), gpt(optimizer=adamw(foreach=True, betas=(0.91, 0.999))), "lerp_"),
+    pair_of(
+        "AdamW on lists, beta", gpt(optimizer=LOOP), gpt(optimizer=adamw(foreach=True, betas=(0.91, 0.999))), "lerp_"
+    ),
     pair_of("AdamW fused, eps", gpt(optimizer=LOOP), gpt(optimizer=adamw(fused=True, eps=1e-4)), "lerp_"),
     pair_of("AdamW fused, decay", gpt(optimizer=LOOP), gpt(optimizer=adamw(fused=True, weight_decay=0.5)), "lerp_"),
     pair_of("AdamW fused, rate", gpt(optimizer=LOOP), gpt(optimizer=adamw(fused=True, lr=1.01e-3)), "lerp_"),
@@ -454,12 +481,32 @@ FAULTS = [
     pair_of("SGD on lists, rate", *optimizers("SGD", lr=1.01e-3), "add", "mul"),
     pair_of("RMSprop, centred", *optimizers("RMSprop", centered=False), "addcmul", "addcdiv"),
     pair_of("Adagrad, decay", *optimizers("Adagrad", eps=1e-3), "addcmul", "addcdiv"),
-    pair_of("clip, another norm", gpt(clip=CLIP_LOOP), gpt(clip=CLIP_LISTS | {"max_norm": 0.11}), "clamp", "mul", "norm"),
-    pair_of("clip and AdamW, another norm", gpt(clip=CLIP_LOOP, optimizer=LOOP), gpt(clip=CLIP_LISTS | {"max_norm": 0.09}, optimizer=FUSED), "clamp", "mul", "norm"),
-    pair_of("a gradient before the step", gpt(optimizer=LOOP), gpt(optimizer=FUSED, before_step=tampered("head.weight")), "head.weight", "lerp_"),
+    pair_of(
+        "clip, another norm", gpt(clip=CLIP_LOOP), gpt(clip=CLIP_LISTS | {"max_norm": 0.11}), "clamp", "mul", "norm"
+    ),
+    pair_of(
+        "clip and AdamW, another norm",
+        gpt(clip=CLIP_LOOP, optimizer=LOOP),
+        gpt(clip=CLIP_LISTS | {"max_norm": 0.09}, optimizer=FUSED),
+        *("clamp", "mul", "norm"),
+    ),
+    pair_of(
+        "a gradient before the step",
+        gpt(optimizer=LOOP),
+        gpt(optimizer=FUSED, before_step=tampered("head.weight")),
+        *("head.weight", "lerp_"),
+    ),
     pair_of("checkpointing, activation", gpt(), gpt(again=True, act=tanh_gelu), "gelu"),
     pair_of("checkpointing, behind", gpt(), gpt(again=True, attend=attend_fused, out=lambda x: x * 1.002), "mul"),
     pair_of("compiled, eager, wrong", gpt(), gpt(wrap=compiled("eager"), optimizer=sgd(lr=1.1e-2)), "add_"),
-    pair_of("GPT-2, activation", hf("gpt2", "eager"), HUGGING | {"model": partial(hugging, "gpt2", "sdpa", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, activation_function="gelu")}, "tanh", "pow", "mul", "gelu"),
-    pair_of("Llama, eps", hf("llama", "eager"), HUGGING | {"model": partial(hugging, "llama", "sdpa", rms_norm_eps=1e-3)}, "add"),
+    pair_of(
+        "GPT-2, activation",
+        hf("gpt2", "eager"),
+        hf("gpt2", "sdpa", activation_function="gelu"),
+        "tanh",
+        "pow",
+        "mul",
+        "gelu",
+    ),
+    pair_of("Llama, eps", hf("llama", "eager"), hf("llama", "sdpa", rms_norm_eps=1e-3), "add"),
 ]

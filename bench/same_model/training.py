@@ -100,13 +100,13 @@ class _WrongGradient(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.factor, None
 
 
 def wrong_gradient(x: Tensor, factor: float = 1.01) -> Tensor:
     """Return x; its gradient is too large."""
-    return _WrongGradient.apply(x, factor)  # type: ignore[no-any-return]
+    return _WrongGradient.apply(x, factor)
 
 
 def off(function: Callable[..., Tensor], factor: float = 1.001) -> Callable[..., Tensor]:

@@ -66,6 +66,19 @@ def gelu_scaled(x: Tensor) -> Tensor:
     return gelu_by_hand(x) * 1.001
 
 
+def swish_gate(x: Tensor) -> Tensor:
+    return F.silu(x) * (x + 1)
+
+
+def swish_gate_by_hand(x: Tensor) -> Tensor:
+    """The first product has the shape of the one in `swish_gate`, and is another."""
+    return (x + 1) * x * torch.sigmoid(x)
+
+
+def swish_gate_off(x: Tensor) -> Tensor:
+    return (x + 1) * x * torch.sigmoid(1.01 * x)
+
+
 def relu_in_place(x: Tensor) -> Tensor:
     return x.relu_()
 
@@ -144,7 +157,20 @@ HEALTHY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 HEALTHY["all"][0]["optimizer"] = adamw(foreach=False)
 for _name, _options in (("foreach", {"foreach": True}), ("fused", {"fused": True})):
     HEALTHY[f"AdamW {_name}"] = ({"optimizer": adamw(foreach=False)}, {"optimizer": adamw(**_options)})
-for _kind in (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adam):
+HEALTHY["gate"] = ({"act": swish_gate}, {"act": swish_gate_by_hand})
+HEALTHY["clip and optimizer"] = (
+    {"clip": False, "optimizer": adamw(foreach=False)},
+    {"clip": True, "optimizer": adamw(fused=True)},
+)
+for _kind in (
+    torch.optim.SGD,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.NAdam,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+    torch.optim.Adafactor,
+):
     HEALTHY[f"{_kind.__name__} foreach"] = (
         {"optimizer": lambda parameters, kind=_kind: kind(parameters, lr=1e-3, foreach=False)},
         {"optimizer": lambda parameters, kind=_kind: kind(parameters, lr=1e-3, foreach=True)},
@@ -168,6 +194,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "inside attention": ({}, {"attend": attend_hot}, "scaled_dot_product_attention"),
     "inside a norm": ({}, {"norm": norm_with_large_eps}, "layer_norm"),
     "inside an activation": ({}, {"act": gelu_scaled}, "gelu"),
+    "inside a gate": ({"act": swish_gate}, {"act": swish_gate_off}, "silu"),
     "a factor behind attention": ({}, {"attend": attend_fused, "residual": residual_scaled}, "mul"),
     "a dropped sum": ({}, {"residual": residual_dropped}, "add"),
 }
@@ -199,6 +226,32 @@ def test_an_optimizer_of_another_kind_with_an_error_is_named(
     assert result.divergence is not None
     assert result.divergence.step == 0, str(result)
     assert any("lerp_" in name for region in result.summary.regions if region.begins for name in region.baseline)
+    assert result.divergence.row is not None
+    assert result.divergence.row.slot.startswith(("output.parameter ", "output.optimizer state "))
+
+
+def test_statistics_that_a_norm_by_hand_keeps_are_compared_by_name(tmp_path: Path) -> None:
+    def record(out: Path, momentum: float | None) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+        with tensorprobe.capture(out, model=model, in_process=True):
+            x = model[0](torch.randn(8, 4))
+            kept = model[1]
+            if momentum is None:
+                x = F.batch_norm(x, kept.running_mean, kept.running_var, kept.weight, kept.bias, True)
+            else:
+                mean, variance = x.mean(0), x.var(0, unbiased=False)
+                kept.running_var.mul_(1 - momentum).add_(x.detach().var(0), alpha=momentum)
+                kept.running_mean.mul_(1 - momentum).add_(mean.detach(), alpha=momentum)
+                x = (x - mean) * torch.rsqrt(variance + kept.eps) * kept.weight + kept.bias
+            model[2](x).sum().backward()
+        return out
+
+    fused, right, wrong = (record(tmp_path / str(each), each) for each in (None, 0.1, 0.11))
+    assert tensorprobe.compare(fused, right, prove="off").exit_code == 0
+    result = tensorprobe.compare(fused, wrong, prove="off")
+    assert result.exit_code == 1 and result.divergence is not None and result.divergence.region is not None
+    assert any("batch_norm" in name for name in result.divergence.region.baseline)
 
 
 def test_what_only_one_program_writes_is_not_explained(tmp_path: Path) -> None:

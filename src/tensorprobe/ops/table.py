@@ -197,8 +197,11 @@ MOVING_NODES = frozenset(
 
 @cache
 def short_name(op: str) -> str:
-    """Return the name without family and overload: `add_` for `Tensor.add_`, `mm` for `Aten.mm.default`."""
-    family, _, rest = op.partition(".")
+    """Return the name without family and overload: `add_` for `Tensor.add_`, `mm` for `Aten.mm.default`.
+
+    A compiled program calls `Ops.aten.mm.default`.
+    """
+    family, _, rest = (f"Aten.{op[9:]}" if op.startswith("Ops.aten.") else op).partition(".")
     return rest.split(".")[0] if family == "Aten" else rest.rpartition(".")[2]
 
 

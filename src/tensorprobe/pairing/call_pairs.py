@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.model import Call, Slot
-from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import FindingKind
 from tensorprobe.model.reason import Skipped
 from tensorprobe.ops import parameter_names, positional_slot
@@ -143,30 +142,6 @@ def is_made(call: Call, slot: Slot) -> bool:
 def read_slots(call: Call) -> Iterator[Slot]:
     """Yield the slots that a call reads."""
     return (slot for slot in call.slots if not is_made(call, slot))
-
-
-def unlike_pairs(
-    calls: tuple[Sequence[Call | None], Sequence[Call | None]], pairs: Sequence[tuple[int, int]]
-) -> set[tuple[int, int]]:
-    """Return the pairs of calls whose tensors have other shapes, with the pairs of their other direction."""
-    found: set[tuple[int, int]] = set()
-    stems = set()
-    for pair in pairs:
-        ours, theirs = calls[0][pair[0]], calls[1][pair[1]]
-        if ours is None or theirs is None:
-            continue
-        shapes = [{slot.name: slot.shape for slot in call.slots} for call in (ours, theirs)]
-        if any(shapes[1].get(name, shape) != shape for name, shape in shapes[0].items()):
-            found.add(pair)
-            stems.add(_stem(ours))
-    if found:
-        found |= {pair for pair in pairs if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
-    return found
-
-
-def _stem(call: Call) -> str:
-    """Return what a call and its backward have in common."""
-    return forward_name(call.name) or call.name
 
 
 Fact = tuple[FindingKind, str]

@@ -28,6 +28,10 @@ class OptimizerRegion(NamedTuple):
 
     members: Positions
     parts: list[tuple[Call, Call]]
+    pairs: list[tuple[int, int]]
+    """The pairs that are left besides it."""
+    alone: Positions
+    """The calls without a partner that are left."""
 
 
 def pair_optimizers(
@@ -50,7 +54,13 @@ def pair_optimizers(
     parts = list(_parts(ours, theirs, name))
     if sum(slot.side == "output" for part in parts for slot in part[0].slots) < len(ours.after):
         return None  # of another shape or dtype
-    return OptimizerRegion((ours.members, theirs.members), parts)
+    members = ours.members, theirs.members
+    held = [set(side) for side in members]
+    left = [pair for pair in pairs if not any(pair[at] in held[at] for at in (0, 1))]
+    rest = [
+        sorted(side - own - {pair[at] for pair in left}) for at, (side, own) in enumerate(zip(known, held, strict=True))
+    ]
+    return OptimizerRegion(members, parts, left, (rest[0], rest[1]))
 
 
 class _Side:

@@ -25,7 +25,8 @@ from tensorprobe.model import Call, Slot
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.reason import Skipped
 from tensorprobe.ops import Trait, has, short_name
-from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, is_made, read_slots, unlike_pairs
+from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, is_made, read_slots
+from tensorprobe.pairing.lineage import Border, Side, mismatched_pairs, unlike_pairs
 from tensorprobe.pairing.optimizers import pair_optimizers
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
@@ -34,8 +35,6 @@ _OPTIMIZER = "Region.optimizer.0"
 MOST_CALLS = 200_000
 """Regions are looked for in steps with at most this many calls."""
 
-Border = tuple[int, str]
-"""A slot of a pair of calls: the position of the pair, and the name of the slot."""
 Node = tuple[int, int]
 """A call: 0 for the baseline or 1 for the candidate, and its position."""
 
@@ -66,14 +65,23 @@ def meet_again(
     held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
     ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
     lines = [entry.line for entry in entries[0]]
-    optimizer, pairs, alone = _without_optimizers((ours, theirs), pairs, alone, lines)
-    members = optimizer.members if optimizer else ([], [])
-    pairs, alone, regions = _meet((ours, theirs), pairs, alone, lines)
-    return (
-        pairs,
-        (sorted(alone[0] + members[0]), sorted(alone[1] + members[1])),
-        regions + ([optimizer] if optimizer else []),
-    )
+    step = pair_optimizers((ours, theirs), pairs, alone, f"{_OPTIMIZER}.forward")
+    if step is None or len(step.pairs) == 0:
+        return _meet((ours, theirs), pairs, alone, lines)
+    # What stands for the optimizer takes part as pairs of calls at the end: what it reads may come out of a region.
+    end, first = (len(ours), len(theirs)), lines[step.members[0][0]]
+    before = sum(pair[0] < step.members[0][-1] for pair in step.pairs)
+    ours, theirs = [*ours, *(part[0] for part in step.parts)], [*theirs, *(part[1] for part in step.parts)]
+    more = [(end[0] + at, end[1] + at) for at in range(len(step.parts))]
+    pairs, alone, regions = _meet((ours, theirs), step.pairs + more, step.alone, lines + [first] * len(more))
+    pairs = [pair for pair in pairs if pair[0] < end[0]]
+    regions = [
+        region._replace(pairs=[(min(at, before) if at >= len(pairs) else at, pair) for at, pair in region.pairs])
+        for region in regions
+    ]
+    parts: list[tuple[int, CallPair]] = [(before, StandIn(first, *part)) for part in step.parts]
+    regions.append(Region(_OPTIMIZER, step.members, parts))
+    return pairs, (sorted(alone[0] + step.members[0]), sorted(alone[1] + step.members[1])), regions
 
 
 def _meet(
@@ -82,37 +90,19 @@ def _meet(
     alone: tuple[list[int], list[int]],
     lines: list[int],
 ) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
-    doubtful = unlike_pairs(calls, pairs)
-    left = [pair for pair in pairs if pair not in doubtful]
-    if doubtful and left:
-        free = tuple(sorted([*side, *(pair[at] for pair in doubtful)]) for at, side in enumerate(alone))
+    """Find the regions. Pairs of calls that are none are taken apart, if a region holds both."""
+    unlike = unlike_pairs(calls, pairs)
+    wrong = unlike | mismatched_pairs(calls, pairs, alone, unlike)
+    while wrong and len(wrong) < len(pairs):
+        left = [pair for pair in pairs if pair not in wrong]
+        free = tuple(sorted([*side, *(pair[at] for pair in wrong)]) for at, side in enumerate(alone))
         regions = find_regions(calls, left, (free[0], free[1]), lines)
         inside = [{position for region in regions for position in region.members[at]} for at in (0, 1)]
-        if all(pair[0] in inside[0] and pair[1] in inside[1] for pair in doubtful):
+        held = {pair for pair in wrong if pair[0] in inside[0] and pair[1] in inside[1]}
+        if held == wrong:
             return left, (free[0], free[1]), regions
+        wrong = held
     return pairs, alone, find_regions(calls, pairs, alone, lines)
-
-
-def _without_optimizers(
-    calls: tuple[list[Call | None], list[Call | None]],
-    pairs: list[tuple[int, int]],
-    alone: tuple[list[int], list[int]],
-    lines: list[int],
-) -> tuple[Region | None, list[tuple[int, int]], tuple[list[int], list[int]]]:
-    """Return the region of two optimizers with different calls, if there is one, and what is left besides it."""
-    found = pair_optimizers(calls, pairs, alone, f"{_OPTIMIZER}.forward")
-    if found is None:
-        return None, pairs, alone
-    inside = tuple(map(set, found.members))
-    left = [pair for pair in pairs if pair[0] not in inside[0] and pair[1] not in inside[1]]
-    broken = [pair for pair in pairs if (pair[0] in inside[0]) != (pair[1] in inside[1])]
-    rest = tuple(sorted(({*side} | {pair[at] for pair in broken}) - inside[at]) for at, side in enumerate(alone))
-    if not left:
-        return None, pairs, alone
-    first, end = found.members[0][0], found.members[0][-1]
-    before = sum(pair[0] < end for pair in left)
-    parts: list[tuple[int, CallPair]] = [(before, StandIn(lines[first], *part)) for part in found.parts]
-    return Region(_OPTIMIZER, found.members, parts), left, (rest[0], rest[1])
 
 
 def find_regions(
@@ -137,42 +127,6 @@ def with_regions(pairs: Iterable[CallPair | Skipped], regions: Sequence[Region])
     yield from (stand_in for _, stand_in in waiting[at:])
 
 
-class _Side:
-    """Who made and who reads each content in one run."""
-
-    def __init__(self, calls: Sequence[Call | None], partner: dict[int, int]) -> None:
-        self.calls, self.partner = calls, partner
-        self.positions: dict[str, int] = {}
-        self._makers: defaultdict[Hashable, list[int]] = defaultdict(list)
-        self._readers: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for position, call in enumerate(calls):
-            if call is None:
-                continue
-            if not call.repeat:
-                self.positions.setdefault(call.name, position)
-            for slot in call.slots:
-                if (content := content_of(slot)) is not None:
-                    (self._makers if is_made(call, slot) else self._readers)[content].append(position)
-
-    def maker(self, content: Hashable, before: int) -> int | None:
-        """Return the last call before this one that made the content."""
-        made = self._makers.get(content, ())
-        at = bisect_left(made, before)
-        return made[at - 1] if at else None
-
-    def border(self, content: Hashable, before: int, *, made: bool = False) -> Border | None:
-        """Return the pair of calls that made a content, or else, unless it must be `made`, the first one that reads it."""
-        position = self.maker(content, before)
-        if position is None and not made:
-            position = next((each for each in self._readers[content] if each in self.partner), None)
-        if position is None or position not in self.partner:
-            return None
-        call = self.calls[position]
-        assert call is not None
-        slot = next(slot for slot in call.slots if content_of(slot) == content)
-        return self.partner[position], slot.name
-
-
 class _Search:
     def __init__(
         self,
@@ -185,7 +139,7 @@ class _Search:
         partners: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for number, (ours, theirs) in enumerate(pairs):
             partners[0][ours] = partners[1][theirs] = number
-        self._sides = [_Side(*side) for side in zip(calls, partners, strict=True)]
+        self._sides = [Side(*side) for side in zip(calls, partners, strict=True)]
         self._paired = [sorted(side) for side in partners]
         self._alone: set[Node] = {
             (at, position) for at, held in enumerate(alone) for position in held if self._sides[at].calls[position]
@@ -235,6 +189,11 @@ class _Search:
             for slot in read_slots(call):
                 if (maker := self._maker(node, slot)) is not None:
                     self._join(node, maker)
+            for slot in call.slots:
+                if is_made(call, slot) and (content := content_of(slot)) is not None:
+                    again = self._sides[node[0]].made_again(content, node[1])
+                    if again is not None and (node[0], again) in self._alone:
+                        self._join(node, (node[0], again))
             forward = self._sides[node[0]].positions.get(forward_name(call.name))
             if forward is not None and (node[0], forward) in self._alone:
                 self._join(node, (node[0], forward))
@@ -273,12 +232,19 @@ class _Search:
                     self._join(ours[0], node)
 
     def _join_neighbours(self) -> None:
-        """Join calls on constants alone, such as counters of steps, with the calls before and after them."""
-        for at, position in sorted(self._alone):
-            if all(content_of(slot) is None for slot in self._call((at, position)).slots):
-                for near in ((at, position - 1), (at, position + 1)):
+        """Join calls that lead nowhere with the calls before and after them.
+
+        Those are calls on constants alone, such as counters of steps, and results in generated code that nothing reads.
+        """
+        for node in sorted(self._alone):
+            call = self._call(node)
+            contents = [content_of(slot) for slot in call.slots]
+            made = [content_of(slot) for slot in call.slots if is_made(call, slot)]
+            unread = call.op.startswith("Ops.") and not any(map(self._sides[node[0]].readers, made))
+            if unread or not any(content is not None for content in contents):
+                for near in ((node[0], node[1] - 1), (node[0], node[1] + 1)):
                     if near in self._alone:
-                        self._join((at, position), near)
+                        self._join(node, near)
 
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
@@ -483,8 +449,10 @@ class _Ends:
             place = slot.name.rpartition(".")[2] if lists else ""
             self._sources[content] = frozenset(read[place])
             suffix = slot.name.removeprefix("output")
+            changed = suffix.startswith(".changed.")
+            suffix = suffix.removeprefix(".changed")
             old = before.get(f"input{suffix}") or (before.get(f"input.0{suffix}") if lists else None)
-            if not writes or old is None:
+            if not (writes or changed) or old is None:
                 continue
             was = content_of(old)
             if was in self._last:

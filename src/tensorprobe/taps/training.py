@@ -34,26 +34,27 @@ _PHASES = {
 
 
 class _Owned(NamedTuple):
-    """A parameter, or its gradient, by the module that has it."""
+    """A parameter, its gradient, or a buffer, by the module that has it."""
 
     module: weakref.ref[nn.Module]
     key: str
     name: str
     is_gradient: bool = False
+    is_buffer: bool = False
 
     @property
     def role(self) -> str:
         """The role of the tensor."""
-        return f"{'gradient' if self.is_gradient else 'parameter'} {self.name}"
+        return f"{'gradient' if self.is_gradient else 'buffer' if self.is_buffer else 'parameter'} {self.name}"
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether the owner still holds this tensor."""
         return (self.gradient() if self.is_gradient else self.parameter()) is tensor
 
     def parameter(self) -> torch.Tensor | None:
-        """Return the parameter, if the module still has one."""
+        """Return the parameter or buffer, if the module still has one."""
         module = self.module()
-        return None if module is None else module._parameters.get(self.key)
+        return None if module is None else (module._buffers if self.is_buffer else module._parameters).get(self.key)
 
     def gradient(self) -> torch.Tensor | None:
         """Return its gradient. Of a tensor that is no leaf torch would warn: wrappers put such in place of parameters."""
@@ -120,13 +121,15 @@ class Training:
             state.phase = _PHASES[module.training, torch.is_grad_enabled()]
 
     def learn(self, module: nn.Module, path: str) -> None:
-        """Learn the parameters of a module that is called: wrappers exchange them for others."""
-        for key, value in module._parameters.items():
-            if value is not None:
-                known = self._parameters.get(id(value))
-                if known is None or not known.has(value):
-                    name = f"{path}.{key}" if path else key
-                    self._parameters[id(value)] = _Owned(weakref.ref(module), key, name)
+        """Learn the parameters and buffers of a module that is called: wrappers exchange them for others."""
+        for held in (module._parameters, module._buffers):
+            for key, value in held.items():
+                if value is not None:
+                    known = self._parameters.get(id(value))
+                    if known is None or not known.has(value):
+                        name = f"{path}.{key}" if path else key
+                        owned = _Owned(weakref.ref(module), key, name, is_buffer=held is module._buffers)
+                        self._parameters[id(value)] = owned
 
     def learn_model(self) -> None:
         """Learn the parameters of all modules that have names, in the order in which torch names them."""
@@ -154,7 +157,7 @@ class Training:
         roles = {}
         for slot, tensor in inputs:
             known = self._parameters.get(id(tensor))
-            if known is not None and known.has(tensor):
+            if known is not None and not known.is_buffer and known.has(tensor):
                 place = slot if slot.startswith("parameters") else f"output{slot[5:]}"
                 roles[place] = known._replace(is_gradient=True).role
         return roles

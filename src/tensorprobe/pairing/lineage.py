@@ -1,0 +1,241 @@
+"""Who made and who reads each tensor in one run, and which pairs of calls contradict that.
+
+Content tells which call made what a call reads, inside each run by itself. Two calls of one op and one shape may be no pair: the
+`mul` of a gate in one run, and of an activation in the other. Then they are computed from different tensors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+from tensorprobe.model import Call, Slot
+from tensorprobe.model.call import forward_name
+from tensorprobe.ops import Trait, has, plain_name
+from tensorprobe.pairing.call_pairs import content_of, is_made, pair_slots, read_slots
+
+Border = tuple[int, str]
+"""A slot of a pair of calls: the position of the pair, and the name of the slot."""
+Pairs = Sequence[tuple[int, int]]
+Calls = tuple[Sequence[Call | None], Sequence[Call | None]]
+_MOST_SOURCES = 64
+"""A call without a partner that is computed from more tensors is not looked at."""
+_MOVING = frozenset("reshape view_as flatten expand expand_as __getitem__ getitem cat stack repeat roll".split())
+
+
+class Side:
+    """Who made and who reads each content in one run."""
+
+    def __init__(self, calls: Sequence[Call | None], partner: dict[int, int]) -> None:
+        self.calls, self.partner = calls, partner
+        self.positions: dict[str, int] = {}
+        self._makers: defaultdict[Hashable, list[int]] = defaultdict(list)
+        self._readers: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for position, call in enumerate(calls):
+            if call is None:
+                continue
+            if not call.repeat:
+                self.positions.setdefault(call.name, position)
+            for slot in call.slots:
+                if (content := content_of(slot)) is not None:
+                    (self._makers if is_made(call, slot) else self._readers)[content].append(position)
+
+    def maker(self, content: Hashable, before: int) -> int | None:
+        """Return the last call before this one that made the content."""
+        made = self._makers.get(content, ())
+        at = bisect_left(made, before)
+        return made[at - 1] if at else None
+
+    def made_again(self, content: Hashable, at: int) -> int | None:
+        """Return the next call that makes the content again, if no call reads it before."""
+        made, read = self._makers.get(content, ()), self._readers.get(content, ())
+        later = bisect_left(made, at + 1)
+        if later == len(made):
+            return None
+        return None if bisect_left(read, at + 1) < bisect_left(read, made[later] + 1) else made[later]
+
+    def readers(self, content: Hashable) -> list[int]:
+        """Return the calls that read the content."""
+        return self._readers.get(content, [])
+
+    def border(self, content: Hashable, before: int, *, made: bool = False) -> Border | None:
+        """Return the pair of calls that made a content, or else, unless it must be `made`, the first one that reads it."""
+        position = self.maker(content, before)
+        if position is None and not made:
+            position = next((each for each in self._readers[content] if each in self.partner), None)
+        if position is None or position not in self.partner:
+            return None
+        call = self.calls[position]
+        assert call is not None
+        held = [slot for slot in call.slots if content_of(slot) == content]
+        slot = next((slot for slot in held if is_made(call, slot)), held[0])
+        return self.partner[position], slot.name
+
+
+def unlike_pairs(
+    calls: tuple[Sequence[Call | None], Sequence[Call | None]], pairs: Sequence[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Return the pairs of calls with other tensors, or tensors of other shapes, with the pairs of their other direction."""
+    found: set[tuple[int, int]] = set()
+    stems = set()
+    for pair in pairs:
+        ours, theirs = calls[0][pair[0]], calls[1][pair[1]]
+        if ours is None or theirs is None:
+            continue
+        held, *only = pair_slots(ours, theirs)
+        other_inputs = ours.direction == "forward" and any(name.startswith("input.") for side in only for name in side)
+        if other_inputs or any(one.shape != other.shape for one, other in held):
+            found.add(pair)
+            stems.add(_stem(ours))
+    if found:
+        found |= {pair for pair in pairs if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
+    return found
+
+
+def _stem(call: Call) -> str:
+    """Return what a call and its backward have in common."""
+    return forward_name(call.name) or call.name
+
+
+def mismatched_pairs(
+    calls: Calls, pairs: Pairs, alone: tuple[Sequence[int], Sequence[int]], without: set[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Return the pairs of calls that are computed from other tensors on the two sides, besides those in `without`.
+
+    What follows from such a pair is looked at without it. If that takes all calls to the end apart, the programs are wired
+    differently: then a pair is left together whose sources differ by what differed before.
+    """
+    left = [pair for pair in pairs if pair not in without]
+    for forgiving in (False, True):
+        sweep = _Sweep(calls, left, alone, without)
+        found = sweep.run(forgiving=forgiving)
+        last = max((pair for pair in left if _is_of_model(calls[0][pair[0]])), default=None)
+        if last not in found:
+            break
+    found |= {pair for pair in left if pair not in found and sweep.takes_another_part(pair)}
+    stems = {_stem(call) for pair in found if (call := calls[0][pair[0]]) is not None}
+    return {pair for pair in left if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
+
+
+def _is_of_model(call: Call | None) -> bool:
+    return call is not None and call.direction == "forward" and call.phase != "optimizer"
+
+
+class _Sweep:
+    """Goes through the pairs in order, and takes those apart that are computed from other tensors."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        pairs: Pairs,
+        alone: tuple[Sequence[int], Sequence[int]],
+        without: set[tuple[int, int]],
+    ) -> None:
+        self._pairs = pairs
+        self._calls = calls
+        roles = set.intersection(
+            *({slot.role for call in held if call is not None for slot in call.slots} - {""} for held in calls)
+        )
+        self._sides = [
+            _Sources(
+                Side(held, {pair[at]: number for number, pair in enumerate(pairs)}),
+                {*alone[at], *(pair[at] for pair in without)},
+                roles,
+            )
+            for at, held in enumerate(calls)
+        ]
+
+    def run(self, *, forgiving: bool) -> set[tuple[int, int]]:
+        """Return the pairs that are taken apart. `forgiving`: not for a difference that was there before."""
+        found: set[tuple[int, int]] = set()
+        known: set[Hashable] = set()
+        for pair in self._pairs:
+            if not _is_of_model(self._calls[0][pair[0]]):
+                continue
+            ours, theirs = (side.of_call(position) for side, position in zip(self._sides, pair, strict=True))
+            apart: set[Hashable] = set()
+            for name, (sources, is_border) in ours.items():
+                others, others_are = theirs.get(name, (None, False))
+                if sources is not None and others is not None and sources != others:
+                    if forgiving and is_border != others_are:
+                        known |= sources ^ others  # one side computes more before: that is what differs
+                    apart |= sources ^ others
+            if apart and not (forgiving and apart <= known):
+                known |= apart
+                found.add(pair)
+                for side, position in zip(self._sides, pair, strict=True):
+                    side.alone.add(position)
+        return found
+
+    def takes_another_part(self, pair: tuple[int, int]) -> bool:
+        """Return whether two views lead into calls without a partner, and such calls read the whole tensor in one run only.
+
+        Then the gradients that come back through the views are other parts of the gradient.
+        """
+        around: list[bool] = []
+        for side, position in zip(self._sides, pair, strict=True):
+            call = side.side.calls[position]
+            if call is None or not _is_of_model(call) or not _only_moves(call):
+                return False
+            made = [content for slot in call.slots if is_made(call, slot) and (content := content_of(slot)) is not None]
+            if not any(side.alone.intersection(side.side.readers(content)) for content in made):
+                return False
+            read = [content for slot in read_slots(call) if (content := content_of(slot)) is not None]
+            around.append(any(side.alone.intersection(side.side.readers(content)) for content in read))
+        return around[0] != around[1]
+
+
+class _Sources:
+    """From which tensors of paired calls the calls of one run are computed, through calls without a partner and copies."""
+
+    def __init__(self, side: Side, alone: set[int], roles: set[str]) -> None:
+        self.alone = alone
+        self.side, self._roles = side, roles
+        self._made: dict[int, frozenset[Hashable] | None] = {}
+        self._next = 0
+
+    def of_call(self, position: int) -> dict[str, tuple[frozenset[Hashable] | None, bool]]:
+        """Return the sources of each tensor that a call reads, and whether that is what a paired call made.
+
+        None stands for unknown sources. Ask in the order of the calls.
+        """
+        while self._next < position:
+            if (before := self.side.calls[self._next]) is not None and (
+                self._next in self.alone or _only_moves(before)
+            ):
+                self._made[self._next] = self._union(before)
+            self._next += 1
+        call = self.side.calls[position]
+        if call is None:
+            return {}
+        return {
+            slot.name: (self._of_slot(slot, position), self._is_border(slot, position)) for slot in read_slots(call)
+        }
+
+    def _is_border(self, slot: Slot, position: int) -> bool:
+        content = content_of(slot)
+        return content is not None and self.side.maker(content, position) not in self.alone
+
+    def _union(self, call: Call) -> frozenset[Hashable] | None:
+        parts = [self._of_slot(slot, self._next) for slot in read_slots(call)]
+        known = [part for part in parts if part is not None]
+        total = frozenset[Hashable]().union(*known)
+        return total if len(known) == len(parts) and len(total) <= _MOST_SOURCES else None
+
+    def _of_slot(self, slot: Slot, position: int) -> frozenset[Hashable] | None:
+        if slot.role in self._roles:
+            return frozenset([slot.role])
+        if slot.skipped:
+            return None
+        if (content := content_of(slot)) is None:
+            return frozenset()
+        maker = self.side.maker(content, position)
+        if maker in self._made:
+            return self._made[maker]
+        border = self.side.border(content, position, made=True)
+        return None if border is None else frozenset([border])
+
+
+def _only_moves(call: Call) -> bool:
+    return has(call.op, Trait.VIEW | Trait.COPIES | Trait.MAY_DO_NOTHING) or plain_name(call.op) in _MOVING
