@@ -444,7 +444,6 @@ FAULTS = [
         NORM,
     ),
     pair_of("norm, backward", gpt(), gpt(norm=backwards_off(norm_by_hand)), NORM),
-    pair_of("norm, detached", gpt(), gpt(norm=lambda x, w, b: norm_by_hand(x - x.mean(-1, True).detach(), w, b)), NORM),
     pair_of("gelu, factor", gpt(), gpt(act=partial(gelu_by_hand, half=0.5005)), "gelu"),
     pair_of("gelu, other formula", gpt(), gpt(act=tanh_gelu_by_hand), "gelu"),
     pair_of("gelu, last columns", gpt(), gpt(act=off_at_the_end(gelu_by_hand, 1)), "gelu"),
@@ -482,13 +481,19 @@ FAULTS = [
     pair_of("RMSprop, centred", *optimizers("RMSprop", centered=False), "addcmul", "addcdiv"),
     pair_of("Adagrad, decay", *optimizers("Adagrad", eps=1e-3), "addcmul", "addcdiv"),
     pair_of(
-        "clip, another norm", gpt(clip=CLIP_LOOP), gpt(clip=CLIP_LISTS | {"max_norm": 0.11}), "clamp", "mul", "norm"
+        "clip, another norm",
+        gpt(clip=CLIP_LOOP),
+        gpt(clip=CLIP_LISTS | {"max_norm": 0.11}),
+        "clamp",
+        "mul",
+        "norm",
+        "rtruediv",
     ),
     pair_of(
         "clip and AdamW, another norm",
         gpt(clip=CLIP_LOOP, optimizer=LOOP),
         gpt(clip=CLIP_LISTS | {"max_norm": 0.09}, optimizer=FUSED),
-        *("clamp", "mul", "norm"),
+        *("clamp", "mul", "norm", "rtruediv"),
     ),
     pair_of(
         "a gradient before the step",
@@ -500,7 +505,7 @@ FAULTS = [
     pair_of("checkpointing, behind", gpt(), gpt(again=True, attend=attend_fused, out=lambda x: x * 1.002), "mul"),
     pair_of("compiled, eager, wrong", gpt(), gpt(wrap=compiled("eager"), optimizer=sgd(lr=1.1e-2)), "add_"),
     pair_of(
-        "GPT-2, activation",
+        "GPT-2, eps",
         hf("gpt2", "eager"),
         hf("gpt2", "sdpa", activation_function="gelu"),
         "tanh",

@@ -47,7 +47,7 @@ class StepTable:
     operands_equal: list[bool]
     """For each call."""
     first_unpaired: int | None = None
-    """The index of the first call without a partner."""
+    """The index of the first call without a partner that is in no region."""
     fresh: set[tuple[tuple[int, ...], str]] = field(default_factory=set)
     """Shape and dtype of uninitialised memory that was allocated in this step."""
 
@@ -75,7 +75,8 @@ class StepTable:
             nonfinite=(rows.figures["nonfinite_different"] > 0).tolist(),
             operands_equal=allowance.operands_equal.tolist(),
             first_unpaired=min(
-                (finding.index for finding in measured.findings if finding.kind.startswith("only_")), default=None
+                (one.index for one in measured.findings if one.kind.startswith("only_") and not one.region),
+                default=None,
             ),
             fresh={
                 (rows.shapes[0][row], rows.dtype_names[0][row])

@@ -9,7 +9,7 @@ what no call of the optimizer reads, is not in the region: nothing explains it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +49,9 @@ def pair_optimizers(
     if not all(inside) or not any(set(own) & set(lone) for own, lone in zip(inside, alone, strict=True)):
         return None
     ours, theirs = (_Side(held, own) for held, own in zip(calls, inside, strict=True))
-    if not ours.after or set(ours.after) != set(theirs.after):
+    if only := set(ours.after) ^ set(theirs.after):
+        ours, theirs = (_Side(held, own, only) for held, own in zip(calls, inside, strict=True))
+    if not ours.after:
         return None
     parts = list(_parts(ours, theirs, name))
     if sum(slot.side == "output" for part in parts for slot in part[0].slots) < len(ours.after):
@@ -64,9 +66,9 @@ def pair_optimizers(
 
 
 class _Side:
-    """What one optimizer reads and leaves, by role."""
+    """What one optimizer reads and leaves, by role. What writes to roles that only one of them has is not a member."""
 
-    def __init__(self, calls: Sequence[Call | None], inside: Sequence[int]) -> None:
+    def __init__(self, calls: Sequence[Call | None], inside: Sequence[int], only: Set[str] = frozenset()) -> None:
         self.before: dict[str, Slot] = {}
         self.after: dict[str, Slot] = {}
         self.members: list[int] = []
@@ -75,21 +77,23 @@ class _Side:
         made: set[str | None] = set()
         for at, call in held:
             outputs = [slot for slot in call.slots if slot.side == "output"]
-            if not self._writes_elsewhere(call, outputs, made) and _is_used(call, outputs, read):
+            roles = {slot.role for slot in outputs if slot.role}
+            elsewhere = self._writes_elsewhere(call, outputs, made) or (roles and roles <= only)
+            if not elsewhere and _is_used(call, outputs, read):
                 self.members.append(at)
-                self._follow(call, outputs)
+                self._follow(call, outputs, made)
             made |= {slot.digest for slot in outputs}
 
-    def _follow(self, call: Call, outputs: Sequence[Slot]) -> None:
+    def _follow(self, call: Call, outputs: Sequence[Slot], made: Set[str | None]) -> None:
         for slot in read_slots(call):
-            if slot.role and slot.role not in self.after:
+            if slot.role and slot.role not in self.after and slot.digest not in made:
                 self.before.setdefault(slot.role, slot)
         for slot in outputs:
             if slot.role and not slot.role.startswith("gradient "):  # some use it up
                 self.after[slot.role] = slot
 
     @staticmethod
-    def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: set[str | None]) -> bool:
+    def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: Set[str | None]) -> bool:
         """Return whether a call changes a tensor that is no parameter, gradient or state, and that no call here has made."""
         name = short_name(call.op)
         if not name.endswith("_") or name.endswith("__"):
