@@ -62,14 +62,13 @@ class Side:
     def border(self, content: Hashable, before: int, *, made: bool = False) -> Border | None:
         """Return the pair of calls that made a content, or else, unless it must be `made`, the first one that reads it."""
         position = self.maker(content, before)
-        if position is None and not made:
+        if reads := position is None and not made:
             position = next((each for each in self._readers[content] if each in self.partner), None)
         if position is None or position not in self.partner:
             return None
         call = self.calls[position]
         assert call is not None
-        held = [slot for slot in call.slots if content_of(slot) == content]
-        slot = next((slot for slot in held if is_made(call, slot)), held[0])
+        slot = next(slot for slot in call.slots if is_made(call, slot) != reads and content_of(slot) == content)
         return self.partner[position], slot.name
 
 
