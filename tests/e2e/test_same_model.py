@@ -41,6 +41,12 @@ def attend_hot(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.01 / math.sqrt(q.shape[-1]))
 
 
+def attend_with_wrong_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * 1
+    q.register_hook(lambda gradient: gradient * 1.01)
+    return attend_fused(q, k, v)
+
+
 def attend_with_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q.contiguous(), k.clone(), v).contiguous().clone()
 
@@ -192,6 +198,7 @@ def test_different_calls_with_the_same_result_agree(name: str, tmp_path: Path) -
 
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "inside attention": ({}, {"attend": attend_hot}, "scaled_dot_product_attention"),
+    "in a gradient of attention": ({}, {"attend": attend_with_wrong_gradient}, "scaled_dot_product_attention"),
     "inside a norm": ({}, {"norm": norm_with_large_eps}, "layer_norm"),
     "inside an activation": ({}, {"act": gelu_scaled}, "gelu"),
     "inside a gate": ({"act": swish_gate}, {"act": swish_gate_off}, "silu"),

@@ -46,6 +46,8 @@ NARROW_FACTOR = 2.0
 GAIN = 16.0
 JUMP_FACTOR = 16.0
 """Times the square root of the error: the share of a result that may jump, if gradients vary in size."""
+SCALED_SHARE = 0.95
+"""An error of which a factor explains this share is that factor."""
 PEAK = 8.0
 """The maximum error may be this many times the RMS allowance, because values vary in size within a tensor."""
 GREATEST_OFFSET = 1e3
@@ -222,7 +224,7 @@ def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
     noise = (noise[0] + moved * size, noise[1] + moved * peak)
     explained = (noise[0] + gain * carried * over * size, noise[1] + gain * carried_peak * over_peak * peak)
     amplified = _amplify(
-        measured, operands.relative[group], operands.element_relative[group], explained, (size, peak), of_call
+        measured, errors, operands.relative[group], operands.element_relative[group], explained, (size, peak), of_call
     )
     carried_by_call = numpy.zeros(len(calls.name))
     numpy.maximum.at(carried_by_call, call, carried)
@@ -234,6 +236,7 @@ def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
 
 def _amplify(
     measured: Measured,
+    errors: Errors,
     given: Array,
     elements: Array,
     explained: tuple[Array, Array],
@@ -249,6 +252,10 @@ def _amplify(
     quotients = numpy.array(["addcdiv" in op for op in measured.calls.op], dtype=bool)[rows.call]
     weak = quotients & (rows.basis == STATISTICS) & (given > 0)
     divides = numpy.where(weak, numpy.maximum(divides, QUOTIENTS_OFF), divides)
+    # Neither jumps nor divisions of single elements scale a whole result.
+    scaled = numpy.isin(rows.call, measured.region_positions) & (rows.basis == VALUES) & (errors.rms_error > 0)
+    scaled &= abs(rows.figures["slope"] - 1) * errors.rms > SCALED_SHARE * errors.rms_error
+    jumps, divides = numpy.where(scaled, 0.0, jumps), numpy.where(scaled, 0.0, divides)
     peak = numpy.where(jumps > 0, numpy.inf, explained[1] + divides * sizes[1])
     return explained[0] + numpy.maximum(jumps, divides) * sizes[0], peak
 
