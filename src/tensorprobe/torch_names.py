@@ -145,10 +145,7 @@ below_autograd: Callable[[], Any] = need("_C._AutoDispatchBelowAutograd")
 no_autocast: Callable[[], Any] = need("_C._DisableAutocast")
 is_tracing: Callable[[], bool] = need("_C._is_tracing")
 _is_compiling: Callable[[], bool] = need(
-    "compiler.is_compiling",
-    since="2.3",
-    before="torch._utils.is_compiling",
-    instead=find("_utils.is_compiling"),
+    "compiler.is_compiling", since="2.3", before="torch._utils.is_compiling", instead=find("_utils.is_compiling")
 )
 
 
@@ -291,8 +288,7 @@ is_wrapper_class: Callable[[type], bool] = need(
 
 
 def _copy_generator(generator: torch.Generator) -> torch.Generator:
-    copy = torch.Generator(generator.device)
-    return copy.set_state(generator.get_state())
+    return torch.Generator(generator.device).set_state(generator.get_state())
 
 
 clone_generator: Callable[[torch.Generator], torch.Generator] = need(
@@ -324,8 +320,7 @@ def overridable_functions() -> dict[Any, list[Any]]:
 def resolve_name(function: Any) -> str | None:
     """Return the dotted name that torch has for one of its functions."""
     overridable_functions()
-    found: str | None = torch.overrides.resolve_name(function)
-    return found
+    return torch.overrides.resolve_name(function)  # type: ignore[no-any-return]
 
 
 def accelerators() -> dict[str, Any]:
@@ -470,19 +465,15 @@ _QUIET = reduce(or_, (DispatchKeySet(getattr(DispatchKey, key)) for key in _QUIE
 
 
 def quiet() -> Any:
-    """Return a context: inside, torch calls are seen by no dispatch mode and leave no trace in any graph.
-
-    It is written in C, as `no_overrides` is. A context in Python can be left switched on: the handler of a signal may raise
-    as its `__exit__` begins.
-    """
+    """Return a context: inside, torch calls are seen by no dispatch mode and leave no trace in any graph."""
+    # Written in C, as `no_overrides`: one in Python can be left on, when a signal's handler raises as `__exit__` begins.
     return without_keys(_QUIET)
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[None]:
     """Inside, dispatch modes see calls again: for a call that the tool makes to watch it, where it is `quiet` otherwise."""
-    keys = [DispatchKey.Python, DispatchKey.PythonTLSSnapshot]
-    hidden = [key for key in keys if _is_excluded(key)]
+    hidden = [key for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot) if _is_excluded(key)]
     for key in hidden:
         _set_excluded(key, False)
     try:
@@ -497,3 +488,13 @@ def replacing_saved(replace: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     """What calls inside keep for their backward goes through `replace` when that backward uses it."""
     with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, replace):
         yield
+
+
+def naming_ops(names: set[str]) -> Any:
+    """Return a context: ops that run inside, below autograd, add their names to `names`: `aten::mul`."""
+
+    def dispatch(_: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names.add(str(getattr(op, "_schema", op)).partition("(")[0].partition(".")[0])
+        return op(*args, **(kwargs or {}))
+
+    return type("Naming", (DispatchMode,), {"__torch_dispatch__": dispatch})()

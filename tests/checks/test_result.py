@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tensorprobe.checks.plan import Finished, Plan, Planned, Task
 from tensorprobe.checks.result import PrecheckResult, conclude
 from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.record.run import Entry
-from tests.report.made_precheck import check, failing, skipped
+from tests.checks.planting import check as check_alone
+from tests.checks.planting import planted, record_one
+from tests.report.made_precheck import check, failing, skipped, wrong
 
 
 def concluded(*outcomes: Finished, equal: dict[int, list[str]] | None = None, **asked: Any) -> PrecheckResult:
@@ -70,3 +74,26 @@ def test_recorded_data_in_place_of_random_ones_are_told() -> None:
     note = "1 call run with recorded data: random ones mean nothing to the op"
     assert concluded(*outcomes).summary.notes == ["from the plan", note]
     assert concluded(*outcomes, data="real").summary.notes == ["from the plan"]
+
+
+def test_a_call_is_explained_by_the_op_that_fails_inside_it() -> None:
+    product = failing("Tensor.mul.0.forward", op="Tensor.mul", inside=["aten::mul"])
+    half = failing(
+        "Tensor.sin.0.forward", op="Tensor.sin", inside=["aten::mul"], details=[wrong(device_dtype="torch.half")]
+    )
+    outcomes = [
+        failing("Tensor.exp.0.forward", op="Tensor.exp", inside=["aten::mul_", "aten::exp"]),
+        product,
+        half,
+        failing("Tensor.tanh.0.forward", op="Tensor.tanh", inside=["aten::tanh_backward"]),
+    ]
+    result = concluded(*(Finished(check=one) for one in outcomes))
+    assert [one.because for one in result.failures] == ["Tensor.mul.0.forward", "", "", ""]
+    assert result.failures[0].message.endswith("; mul runs inside it and fails alone (Tensor.mul.0.forward)")
+
+
+def test_a_failing_call_names_the_ops_inside_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = record_one(tmp_path / "run", lambda: torch.rand(40, 5, requires_grad=True).exp().sum().backward(), "exp")
+    with planted(monkeypatch, gradients=lambda g: g * 1.01):
+        found = check_alone(call)
+    assert (found.forward, found.backward, found.inside) == ("pass", "fail", ["aten::detach", "aten::mul"])

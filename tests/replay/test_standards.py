@@ -178,7 +178,7 @@ def test_the_standard_of_the_older_tool(tmp_path: Path, monkeypatch: pytest.Monk
         assert check(call).forward == "fail"
     with planted(monkeypatch, outputs=lambda tensor: tensor * (1 + 1.1e-4)):
         found = check(call, standard="seed")
-    assert found.forward == "fail" and found.details[0].judged_by == "within_1e4"
+    assert found.forward == "fail" and found.details[0].judged_by == "share_over_1e4"
     with planted(monkeypatch, outputs=lambda tensor: tensor + 0.0009 * (tensor > 50)):
         assert_passes(call, standard="seed", backward="skip")
 

@@ -146,3 +146,17 @@ def test_names_can_be_spelled_otherwise() -> None:
     spell = {"Functional.conv2d.1.forward": "Functional*conv2d*1"}.__getitem__
     assert [row[0] for row in result_rows(made, spell=spell)] == ["Functional*conv2d*1"]
     assert [row[0] for row in detail_rows(made, spell=spell)] == ["Functional*conv2d*1.forward.output.0"]
+
+
+def test_a_row_of_random_numbers_has_only_the_figure_that_decided(tmp_path: Path) -> None:
+    drawn = checked(judged_by="share of zeros, in standard errors", measured=1.5, allowed=6.0, compared=False)
+    placed = wrong(slot="output.1", place=[3, 1])
+    rows = details(precheck(check(details=[drawn, placed])), tmp_path)
+    first, second = rows.values()
+    assert (first["Measured"], first["Cosine Similarity"], first["Relative L2"], first["Worst At"]) == (
+        "1.5",
+        "",
+        "",
+        "",
+    )
+    assert (second["Cosine Similarity"] != "", second["Worst At"]) == (True, "[3, 1]")

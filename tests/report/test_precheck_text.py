@@ -16,7 +16,7 @@ def test_a_precheck_that_fails() -> None:
     )
     assert render_precheck(made) == (
         "FAILED    2 of 5 calls fail, in 1 op, 1 not checked: empty returns memory that is not initialised\n"
-        "  Functional.softmax.0.forward in module 'layers.0.attn'   model.py:88   (2 calls of Functional.softmax fail)\n"
+        "  Functional.softmax.0.forward in module 'layers.0.attn'   model.py:88   (1 distinct call of Functional.softmax, 2 times)\n"
         "          forward output.0 (float32 [8, 16]): relative L2 3.1e-02 (allowed 2e-07)\n"
         "\n"
         "calls     5   3 of them distinct\n"
@@ -29,6 +29,18 @@ def test_a_precheck_that_fails() -> None:
         "Full table: out/accuracy_checking_result.csv\n"
         "Save a script for it: tensorprobe precheck runs/a --device npu --call Functional.softmax.0.forward --save-failures -o FOLDER"
     )
+
+
+def test_a_call_that_fails_because_of_another_stands_under_it() -> None:
+    made = precheck(
+        failing("Torch.exp.0.forward", because="Tensor.mul.0.forward"),
+        failing("Tensor.mul.0.forward", details=[wrong(place=[3, 1])]),
+    )
+    lines = render_precheck(made).splitlines()
+    assert lines[0] == "FAILED    2 of 2 calls fail, in 1 op, and 1 op that calls it"
+    assert [line.split()[0] for line in lines[1:] if line.startswith("  T")] == ["Tensor.mul.0.forward"]
+    assert lines[2].endswith("(allowed 2e-07), worst at [3, 1]")
+    assert lines[3].strip() == "fails inside Torch.exp: they call it"
 
 
 def test_a_precheck_that_passes() -> None:

@@ -21,6 +21,7 @@ import torch
 from tensorprobe.checks.plan import Answer, Finished, Start, Task
 from tensorprobe.errors import DeviceUnavailable, SettingsError, TensorprobeError, did_you_mean
 from tensorprobe.judge.standards import STANDARDS
+from tensorprobe.model.call import Direction
 from tensorprobe.model.precheck import NO_DROPOUT, CallCheck, Checked, Passed
 from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import is_collective
@@ -94,6 +95,7 @@ def check_call(
     started = time.perf_counter()
     details: list[Checked] = []
     reason = data = ""
+    runs: Runs | None = None
     try:
         if collectives is not None and is_collective(call.op):
             details, data = collectives.check(call), "real"
@@ -113,6 +115,8 @@ def check_call(
     except DeviceRaised as found:
         details.append(_raised(found, ""))
     forward, back = (_worst([one for one in details if one.direction == way]) for way in ("forward", "backward"))
+    results: dict[Direction, Passed] = {"forward": forward, "backward": back}
+    failing = [way for way, result in results.items() if result == "fail"]
     wrong = dict.fromkeys(one.message for one in details if one.result == "fail")
     left_out = dict.fromkeys(one.message for one in details if one.result == "skip" and not one.variant)
     return CallCheck(
@@ -126,6 +130,7 @@ def check_call(
         backward=back,
         message="; ".join(wrong or left_out) or reason,
         details=details,
+        inside=[] if runs is None or not failing else runs.ops_inside(failing),
         elapsed_s=time.perf_counter() - started,
         data=data,
     )

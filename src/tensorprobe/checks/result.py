@@ -15,6 +15,7 @@ from tensorprobe.checks.settings import Asked
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.model.dtypes import EPS
 from tensorprobe.model.precheck import Audit, CallCheck, Loss, Precheck
+from tensorprobe.ops.table import plain_name
 from tensorprobe.record.source import source_lines
 from tensorprobe.report.forms import Answer
 from tensorprobe.text import counted
@@ -100,6 +101,7 @@ def conclude(
         )
         for number, planned in enumerate(plan.checks)
     ]
+    checks = explain_failures(checks)
     calls: Counter[str] = Counter()
     backward: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -135,6 +137,39 @@ def conclude(
     if asked.recorded:
         return AuditResult(Audit(**facts, losses=rank_losses(checks)), replays=replays)
     return PrecheckResult(Precheck(**facts), replays=replays)
+
+
+def explain_failures(checks: Sequence[CallCheck]) -> list[CallCheck]:
+    """Return the checks. One that fails because an op inside it fails, as a call of its own and in the same dtype, says so."""
+    wrong: dict[tuple[str, str], CallCheck] = {}
+    for check in checks:
+        for dtype in _failing_dtypes(check, "forward"):
+            wrong.setdefault((plain_name(check.op).strip("_"), dtype), check)
+
+    def culprit(check: CallCheck) -> CallCheck | None:
+        own = plain_name(check.op).strip("_")
+        inside = {name.partition("::")[2].strip("_") for name in check.inside} - {own}
+        found = (
+            wrong.get((name, dtype))
+            for name in sorted(inside)
+            for dtype in _failing_dtypes(check, "forward", "backward")
+        )
+        return next((one for one in found if one is not None), None)
+
+    explained = []
+    for check in checks:
+        other = culprit(check)
+        if other is not None and culprit(other) is None:
+            name = plain_name(other.op)
+            message = f"{check.message}; {name} runs inside it and fails alone ({other.call})"
+            check = msgspec.structs.replace(check, because=other.call, message=message)
+        explained.append(check)
+    return explained
+
+
+def _failing_dtypes(check: CallCheck, *directions: str) -> list[str]:
+    rows = (one for one in check.details if one.result == "fail" and one.direction in directions and one.slot)
+    return list(dict.fromkeys(one.device_dtype for one in rows))
 
 
 LOSSES = 20

@@ -92,11 +92,12 @@ def _seed(evidence: Evidence) -> list[Opinion]:
     that still fails passes if the CPU in the same dtype is no better: bfloat16 itself has no three digits.
     """
     figures = evidence.device
-    share, allowed = ("within_1e3", 0.001) if evidence.dtype in HALF else ("within_1e4", 0.0001)
+    share, allowed = ("1e3", 0.001) if evidence.dtype in HALF else ("1e4", 0.0001)
+    beyond = 1 - figures[f"within_{share}"]
     is_small = figures["max_abs"] < _SMALL
     opinions = [
         Opinion("one_minus_cosine", figures["one_minus_cosine"], 0.01),
-        Opinion("max_abs", figures["max_abs"], _SMALL) if is_small else Opinion(share, 1 - figures[share], allowed),
+        Opinion("max_abs", figures["max_abs"], _SMALL) if is_small else Opinion(f"share_over_{share}", beyond, allowed),
         Opinion("nonfinite_different", evidence.ideal["nonfinite_different"], 0.0),
     ]
     if not all(opinion.passes for opinion in opinions):
@@ -182,14 +183,19 @@ def _no_worse_than_cpu(evidence: Evidence) -> list[Opinion]:
     if rounds_once(evidence.op, evidence.dtype) and dev["count"] >= MANY:
         norm = max(ONCE * own["relative_l2"], ONCE_FLOOR * eps, _relative(tiny, evidence))
     most = max(more * WORSE_MAX * _noise(evidence, "max_abs"), FLOOR_MAX * eps * evidence.largest, tiny)
-    rough = "within_1e2" if evidence.dtype in HALF else "within_1e3"
+    rough = "1e2" if evidence.dtype in HALF else "1e3"
     astray = [
-        0.0 if figures is None else (1 - figures[rough]) * figures["count"] for figures in (dev, own, evidence.spread)
+        0.0 if figures is None else (1 - figures[f"within_{rough}"]) * figures["count"]
+        for figures in (dev, own, evidence.spread)
     ]
     return [
         Opinion("relative_l2", dev["relative_l2"], norm),
         Opinion("max_abs", dev["max_abs"], most),
-        *([] if evidence.strict else [Opinion(rough, astray[0], WORSE_COUNT * max(astray[1:]) + FLOOR_COUNT)]),
+        *(
+            []
+            if evidence.strict
+            else [Opinion(f"over_{rough}", astray[0], WORSE_COUNT * max(astray[1:]) + FLOOR_COUNT)]
+        ),
         nonfinite,
         *_beyond(evidence, eps * evidence.largest, tiny),
         *_trends(evidence, max(SHARE_TREND * _noise(evidence, "relative_l2"), FLOOR_TREND * eps), tiny),

@@ -37,6 +37,10 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite_different: int = 0
     own_relative_l2: float = 0.0
     """The error of the CPU in the call's own dtype, against the same reference."""
+    place: list[int] = []
+    """The index of the largest error; empty where none was measured."""
+    compared: bool = True
+    """False where there are no figures but the one that decided: random numbers, a shape."""
     variant: str = ""
     """Which hard inputs it was, or NO_DROPOUT; empty for the call as it was recorded."""
 
@@ -56,6 +60,10 @@ class CallCheck(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """Why it failed or was skipped; empty when all is well."""
     details: list[Checked]
+    inside: list[str] = []
+    """Of a failing call: the ops that run inside what fails of it."""
+    because: str = ""
+    """The failing call whose op runs inside this one, where that explains its failure."""
     equal: list[str] = []
     """Other calls that are the same in op, shapes, dtypes and arguments: this result stands for them too."""
     source: Frame | None = None

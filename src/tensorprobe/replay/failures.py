@@ -94,11 +94,4 @@ def _limits(call: StoredCall, runs: Runs, standard: str) -> dict[str, dict[str, 
 def _allowed(standard: str, evidence: Evidence) -> dict[str, float]:
     """Return every limit of the standard, in the figures of the script. Trends count only if they are significant."""
     sure = {**evidence.device, "slope_z": float("inf"), "bias_z": float("inf")}
-    found = {}
-    for opinion in limits(STANDARDS[standard], evidence._replace(device=sure)):
-        name = opinion.judged_by
-        if name.startswith("within"):
-            counts = standard == "noise-aware"
-            name = f"{'' if counts else 'share_'}over_{name.removeprefix('within_')}"
-        found[name] = opinion.allowed
-    return found
+    return {each.judged_by: each.allowed for each in limits(STANDARDS[standard], evidence._replace(device=sure))}

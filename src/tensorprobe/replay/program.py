@@ -187,19 +187,24 @@ def comparable(
     return wide, result
 
 
+def slot(name: str) -> str:
+    """Return the name that a run has for a result: the gradient of an input is an output of the backward."""
+    return f"backward {name[2:].replace('input', 'output', 1)}" if name.startswith("d ") else name
+
+
 def judge(case: dict[str, Any], stored: Tensors, results: Tensors, reference: Tensors, device: str) -> bool:
     """Print the figures, and return whether one exceeds its limit."""
     failed = False
     for name, limits in case["limits"].items():
         if name not in results or name not in reference or results[name].shape != reference[name].shape:
             shapes = [list(each[name].shape) if name in each else None for each in (results, reference)]
-            print(f"{name:<24} FAILS: shape {shapes[0]} on {device}, {shapes[1]} on the reference")
+            print(f"{slot(name):<24} FAILS: shape {shapes[0]} on {device}, {shapes[1]} on the reference")
             failed = True
             continue
         figures = measure(*comparable(case, stored, name, reference[name], results[name]))
         over = [key for key, allowed in limits.items() if not figures.get(key, 0.0) <= allowed]
         failed = failed or bool(over)
-        print(f"{name:<24} {'FAILS' if over else 'ok'}")
+        print(f"{slot(name):<24} {'FAILS' if over else 'ok'}")
         shown = ["max_abs", "relative_l2", "one_minus_cosine", *limits]
         for key in dict.fromkeys(key for key in shown if key in figures):
             allowed = f"allowed {limits[key]:.4g}" if key in limits else ""

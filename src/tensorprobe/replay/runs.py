@@ -6,11 +6,13 @@ be run at all, `DeviceRaised` where only the device cannot run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
+import numpy
 import torch
 
+from tensorprobe import torch_names
 from tensorprobe.judge.standards import STANDARDS, Evidence, Standard, judge
 from tensorprobe.model.dtypes import HALF
 from tensorprobe.model.measured import Opinion
@@ -139,6 +141,18 @@ class Runs:
         self.gradients = device
         own = device if self.alone else _attempt(lambda: self.own.gradients(self.given))
         return self._compare("backward", device, reference, own if isinstance(own, dict) else {})
+
+    def ops_inside(self, directions: Collection[Direction]) -> list[str]:
+        """Return the names of the ops that run inside the call on the device, in these directions."""
+        found: dict[Direction, set[str]] = {"forward": set(), "backward": set()}
+        try:
+            with torch_names.naming_ops(found["forward"]):
+                replay = self._replay(self._conditions.device, "own")
+            with torch_names.naming_ops(found["backward"]):
+                replay.gradients(self.given)
+        except Exception:  # some ops do not run under a mode: then nothing is known
+            return []
+        return sorted(set().union(*(found[each] for each in directions)))
 
     def _replay(self, device: str, precision: str, inputs: Tensors | None = None, seed: int = 0) -> Replay:
         if self.random:
@@ -318,6 +332,8 @@ class Runs:
             measured=opinion.measured,
             allowed=opinion.allowed,
             message=f"{variant}: {message}" if message and variant else message,
+            place=_place(figures, result.shape),
+            compared=bool(figures),
             different=int(figures.get("different", 0)),
             nonfinite_different=int(figures.get("nonfinite_different", 0)),
             own_relative_l2=0.0 if own is None else own["relative_l2"],
@@ -341,6 +357,11 @@ def prepare(call: StoredCall, conditions: Conditions) -> tuple[Runs, Data]:
 
 
 _KEPT = ("one_minus_cosine", "relative_l2", "max_abs", "max_rel", "within_1e3", "within_1e4", "ulp_max")
+
+
+def _place(figures: Figures, shape: torch.Size) -> list[int]:
+    flat = int(figures.get("max_abs_index", -1))
+    return [] if flat < 0 or not figures.get("max_abs") else [int(at) for at in numpy.unravel_index(flat, shape)]
 
 
 def passed_over(direction: Direction, message: str, variant: str = "") -> Checked:

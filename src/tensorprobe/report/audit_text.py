@@ -9,7 +9,7 @@ from tensorprobe.model.precheck import Audit, CallCheck, Loss
 from tensorprobe.report.phrases import inside as inside_module
 from tensorprobe.report.phrases import place_of
 from tensorprobe.report.precheck_tables import RESULT_FILE
-from tensorprobe.report.precheck_text import by_op, counts, headline, why
+from tensorprobe.report.precheck_text import by_op, callers, counts, headline, why
 from tensorprobe.text import counted, plain, shell, xml
 
 _MARGIN = " " * 10
@@ -24,7 +24,7 @@ def render_audit(audit: Audit, *, replays: Mapping[str, str] | None = None, limi
         first = checks[0]
         inside = inside_module(first.module)
         source = f"   {place_of(first.source)}" if first.source else ""
-        lines += [f"  {plain(first.call)}{inside}{source}", f"{_MARGIN}{why(first)}"]
+        lines += [f"  {plain(first.call)}{inside}{source}", f"{_MARGIN}{why(first)}", *callers(audit, checks)]
     if len(ops) > limit:
         lines.append(f"  and {counted(len(ops) - limit, 'op')} more")
     for kind in ("module", "call"):

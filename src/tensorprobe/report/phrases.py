@@ -15,6 +15,12 @@ from tensorprobe.text import counted, plain
 
 Show = Callable[[object], str]
 _NO_FIGURE = Column("")
+_OVER = {"1e2": "1 %", "1e3": "0.1 %", "1e4": "0.01 %"}
+_WORDS = {
+    **{f"over_{limit}": f"elements off by more than {share}:" for limit, share in _OVER.items()},
+    **{f"share_over_{limit}": f"share of elements off by more than {share}:" for limit, share in _OVER.items()},
+    "beyond_rounding": "largest error beyond the rounding of its element",
+}
 
 
 def tensor(row: Row, show: Show = plain) -> str:
@@ -69,7 +75,7 @@ def _statistics(row: Row) -> list[str]:
 def figure(name: str, value: float, show: Show = plain) -> str:
     """Return `max |Δ| 3.1e-02`, or the name alone if there is no value."""
     column = FIGURES.get(name, _NO_FIGURE)
-    words = column.words or show(name.replace("_", " "))
+    words = column.words or _WORDS.get(name) or show(name.replace("_", " "))
     return words if math.isnan(value) else f"{words} {_number(value, column.form)}"
 
 

@@ -52,6 +52,7 @@ DETAIL_COLUMNS = (
     "Different",
     "Nonfinite Different",
     "CPU Relative L2",
+    "Worst At",
     "Variant",
     "Message",
     *_PLACE_COLUMNS,
@@ -150,26 +151,31 @@ def _details(name: str, checked: Checked) -> list[Cell]:
     row = f"{name}.{checked.direction}" + (f".{checked.slot}" if checked.slot else "")
     if checked.result == "skip" or not checked.slot:
         return _without_figures(row, checked.result, checked.message, checked.variant)
+
+    def known(value: Cell) -> Cell:
+        return value if checked.compared else ""
+
     return [
         row,
         checked.reference_dtype,
         checked.device_dtype,
         json.dumps(checked.shape),
-        1.0 - checked.one_minus_cosine,
+        known(1.0 - checked.one_minus_cosine),
         _told(checked, "one_minus_cosine"),
-        checked.max_rel,
+        known(checked.max_rel),
         _told(checked, "max_rel"),
-        checked.within_1e3,
-        _told(checked, "within_1e3"),
-        checked.within_1e4,
-        _told(checked, "within_1e4"),
+        known(checked.within_1e3),
+        _told(checked, "over_1e3", "share_over_1e3"),
+        known(checked.within_1e4),
+        _told(checked, "share_over_1e4"),
         "",
         "",
         _SUCCESS[checked.result],
         checked.judged_by,
         checked.measured,
         checked.allowed,
-        *(getattr(checked, name) for name in _FIGURES),
+        *(known(getattr(checked, name)) for name in _FIGURES),
+        json.dumps(checked.place) if checked.place else "",
         checked.variant,
         checked.message,
     ]
@@ -182,8 +188,8 @@ def _without_figures(row: str, result: Passed, message: str, variant: str = "") 
     return cells
 
 
-def _told(checked: Checked, name: str) -> str:
+def _told(checked: Checked, *names: str) -> str:
     """What is said beside a figure: that it is the one for which the result failed."""
-    if checked.result != "fail" or checked.judged_by != name:
+    if checked.result != "fail" or checked.judged_by not in names:
         return ""
-    return f"{figure(name, checked.measured, str)}, allowed {checked.allowed:.3g}"
+    return f"{figure(checked.judged_by, checked.measured, str)}, allowed {checked.allowed:.3g}"

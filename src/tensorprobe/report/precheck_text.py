@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tensorprobe.model.precheck import NO_DROPOUT, CallCheck, Checked, Precheck
 from tensorprobe.report.phrases import figure, place_of
@@ -11,6 +11,7 @@ from tensorprobe.report.precheck_tables import RESULT_FILE
 from tensorprobe.text import counted, plain, shell
 
 _MARGIN = " " * 10
+_MOST_CALLERS = 6
 
 
 def render_precheck(precheck: Precheck, *, replays: Mapping[str, str] | None = None, limit: int = 10) -> str:
@@ -41,7 +42,10 @@ def verdict(precheck: Precheck) -> str:
     calls = counted(precheck.calls, "call")
     if precheck.exit_code == 1:
         ops = list(by_op(precheck))
-        fails = f"{precheck.failed:,} of {calls} {'fails' if precheck.failed == 1 else 'fail'}, in {counted(len(ops), 'op')}"
+        others = len({check.op for check in precheck.checks if check.because})
+        inside = f", and {counted(others, 'op')} that {'calls' if others == 1 else 'call'} it" if others else ""
+        fails = f"{precheck.failed:,} of {calls} {'fails' if precheck.failed == 1 else 'fail'}"
+        fails += f", in {counted(len(ops), 'op')}{inside}"
         return f"{fails}{_unchecked(precheck)}"
     if precheck.exit_code == 0:
         if precheck.skipped:
@@ -72,10 +76,10 @@ def _unchecked(precheck: Precheck) -> str:
 
 
 def by_op(precheck: Precheck) -> dict[str, list[CallCheck]]:
-    """Return the failing calls of each op, in recorded order."""
+    """Return the failing calls of each op, in recorded order, without those that fail because of another op."""
     ops: dict[str, list[CallCheck]] = {}
     for check in precheck.checks:
-        if "fail" in (check.forward, check.backward):
+        if "fail" in (check.forward, check.backward) and not check.because:
             ops.setdefault(check.op, []).append(check)
     return ops
 
@@ -90,11 +94,22 @@ def _failing(precheck: Precheck, limit: int) -> list[str]:
         source = f"   {place_of(first.source)}" if first.source else ""
         total = sum(1 + len(check.equal) for check in checks)
         others = f"   ({total:,} calls of {plain(op)} fail)" if total > 1 else ""
+        if total > len(checks):
+            others = f"   ({counted(len(checks), 'distinct call')} of {plain(op)}, {total:,} times)"
         lines.append(f"  {plain(first.call)}{inside}{source}{others}")
         lines.append(f"{_MARGIN}{why(first)}")
+        lines += callers(precheck, checks)
     if len(ops) > limit:
         lines.append(f"  and {counted(len(ops) - limit, 'op')} more")
     return lines
+
+
+def callers(precheck: Precheck, checks: Sequence[CallCheck]) -> list[str]:
+    """Return a line with the ops that fail because these calls fail inside them; nothing without any."""
+    names = {check.call for check in checks}
+    ops = list(dict.fromkeys(plain(check.op) for check in precheck.checks if check.because in names))
+    more = f" and {len(ops) - _MOST_CALLERS:,} more" if len(ops) > _MOST_CALLERS else ""
+    return [f"{_MARGIN}fails inside {', '.join(ops[:_MOST_CALLERS])}{more}: they call it"] if ops else []
 
 
 def why(check: CallCheck) -> str:
@@ -115,7 +130,8 @@ def why_failed(checked: Checked) -> str:
     dtype = plain(checked.device_dtype.removeprefix("torch."))
     inputs = f" with inputs '{plain(checked.variant)}'" if checked.variant else ""
     inputs = f" with {NO_DROPOUT}" if checked.variant == NO_DROPOUT else inputs
-    error = f"{figure(checked.judged_by, checked.measured)} (allowed {checked.allowed:.2g})"
+    worst = f", worst at {checked.place}" if checked.place else ""
+    error = f"{figure(checked.judged_by, checked.measured)} (allowed {checked.allowed:.2g}){worst}"
     return f"{checked.direction} {plain(checked.slot)} ({dtype} {shape}){inputs}: {error}"
 
 

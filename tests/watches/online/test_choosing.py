@@ -99,7 +99,7 @@ POLICIES = {
     "bitwise": (False, "bit_identical"),
     "binary": (False, "bit_identical"),
     "absolute": (False, "max_abs"),
-    "seed": (False, "within_1e4"),
+    "seed": (False, "share_over_1e4"),
 }
 """Policy → whether a hundredth too much is good enough for it, and else by what it is not."""
 

@@ -294,7 +294,5 @@ def save(case: Case, rows: list[Judged], folder: Path, title: str) -> None:
 
 def _limit(row: Judged) -> dict[str, float]:
     """Return the limit of a slot in the figures of the script."""
-    name, count = row.opinion.judged_by, max(row.result.numel(), 1)
-    if name.startswith("within"):
-        return {f"over_{name.removeprefix('within_')}": min(row.opinion.allowed, count)}
+    name = row.opinion.judged_by
     return {name: row.opinion.allowed} if name in LIMIT_NAMES else {}
