@@ -62,6 +62,19 @@ def capture(
         help="What ends a step: the `optimizer`; `forward`, the next call of the model, for inference: the prompt is step 0, each "
         "token another; or `manual`, a call of tensorprobe.active_probe().step().",
     ),
+    repeat: int = typer.Option(
+        1,
+        metavar="N",
+        min=1,
+        max=100,
+        help="Run the command N times, into FOLDER, FOLDER-2, …: see --noise of compare.",
+    ),
+    perturb: str | None = typer.Option(
+        None,
+        metavar="HOW",
+        help="What is changed in repeated runs: `threads`, their number; or `ulp`, inputs and parameters of the first module, by one "
+        "unit in the last place.",
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already in the folder."),
 ) -> None:
     """Record the PyTorch calls of a command.
@@ -91,9 +104,28 @@ def capture(
     if begin not in ("start", "module"):
         raise SettingsError(f"--from is {begin!r}; expected 'start' or 'module'.")
     steps_by = _STEP_ON[one_of(*_STEP_ON)(step_on, "--step-on")]
-    code = run_captured(command, out, settings, begin=begin, overwrite=overwrite, steps_by=steps_by)
-    complete = _report(out, command, code, begin)
-    raise typer.Exit(code if code or complete else 2)
+    recording = {"begin": begin, "overwrite": overwrite, "steps_by": steps_by}
+    raise typer.Exit(_run_repeated(command, out, settings, repeat, perturb, **recording))
+
+
+def _run_repeated(
+    command: list[str], out: Path, settings: dict[str, Any], repeat: int, perturb: str | None, **recording: Any
+) -> int:
+    """Run a command once or several times, each into a folder of its own; return the first exit code that is not 0."""
+    if perturb is not None:
+        one_of("threads", "ulp")(perturb, "--perturb")
+        if repeat < 2:
+            raise SettingsError("--perturb changes repeated runs: add --repeat 2.")
+    if perturb == "ulp" and recording["begin"] == "start":
+        raise SettingsError("--perturb ulp changes the first module that is called: leave out --from start.")
+    for number in range(repeat):
+        place = out.with_name(f"{out.name}-{number + 1}") if number else out
+        changed = {"kind": perturb, "number": number} if number and perturb else None
+        code = run_captured(command, place, settings, perturb=changed, **recording)
+        complete = _report(place, command, code, recording["begin"])
+        if code or not complete:
+            return code or 2
+    return 0
 
 
 def run_captured(
@@ -104,6 +136,7 @@ def run_captured(
     begin: str,
     overwrite: bool,
     steps_by: str = "optimizer",
+    perturb: dict[str, Any] | None = None,
     log: IO[bytes] | None = None,
 ) -> int:
     """Run a command and record it; return its exit code. What it prints goes to `log`, if there is one."""
@@ -119,6 +152,7 @@ def run_captured(
         "overwrite": overwrite,
         "from": begin,
         "started": time.time() - _TICK_S,
+        "perturb": perturb,
         "settings": {"steps_by": steps_by, **settings},
     }
     return run_command(command, {_HOOK: json.dumps(orders)}, log)

@@ -56,6 +56,7 @@ def compare(
     html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write the page: one file, for a browser."),
     as_json: bool = JSON,
     map_file: str | None = option(CompareSettings, "map", "--map", metavar="FILE"),
+    noise: list[str] = option(CompareSettings, "noise", "--noise", default=[], metavar="RUN"),
     suggest_map: bool = typer.Option(
         False,
         "--suggest-map",
@@ -95,6 +96,7 @@ def compare(
         "steps": steps,
         "ranks": ranks,
         "map": map_file,
+        "noise": noise,
         "strip_prefix": strip_prefix,
         "fuzzy": fuzzy,
         "prove": prove,

@@ -54,6 +54,7 @@ def compare(
     steps: Numbers | None = None,
     ranks: Numbers | None = None,
     map: str | os.PathLike[str] | None = None,
+    noise: Sequence[str] = (),
     strip_prefix: str | None = None,
     fuzzy: bool = False,
     prove: Prove = "auto",
@@ -80,6 +81,7 @@ def compare(
         policy: the name of a policy, e.g. `bitwise`, or the path of a TOML file with your own rules.
         steps, ranks: compare only these, e.g. `[0, 2]` or `'0,2-4'`. Rank i is compared with rank i.
         map: a file of name pairs: calls or modules of the baseline and their names in the candidate.
+        noise: further right runs of the baseline. What they differ by from it is allowed, call by call.
         strip_prefix: strip this prefix from module paths, e.g. `module.`
         fuzzy: pair calls of the same op in order, even if their numbers differ.
         prove: `auto` replays calls that differ in float64 on both sides, within a budget; `all` has none; `off` infers only.

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tensorprobe.engine.narrowing import describe_narrowing
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult
 from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
@@ -75,7 +76,12 @@ def gather(
         statuses=_count(STATUSES, (answer.statuses for answer in answers)),
         rows=sum(answer.rows for answer in answers),
         bases=bases,
-        notes=[*plan.notes, *_notes(runs, bases), *_alignment_notes(plan, results)],
+        notes=[
+            *plan.notes,
+            *describe_narrowing((result.narrowing for result in results), agrees=answer == "agrees"),
+            *_notes(runs, bases),
+            *_alignment_notes(plan, results),
+        ],
         baseline=_side(runs[0], sum(result.calls[0] for result in results)),
         candidate=_side(runs[1], sum(result.calls[1] for result in results)),
         output=None if output is None else str(output),

@@ -22,6 +22,7 @@ from tensorprobe.model.comparison import Ending
 from tensorprobe.model.reason import Skipped
 from tensorprobe.record import Run
 from tensorprobe.record.endings import End, find_ends, lacks_rank
+from tensorprobe.record.reader import open_run
 from tensorprobe.text import ranges
 
 
@@ -56,6 +57,8 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
     """Return a task for each rank of both runs. Raises CannotCompare if there is none."""
     policy, map_text = settings.load_policy(), settings.read_map()
     check_policy(policy)
+    for path in settings.noise:  # before anything is measured
+        open_run(path)
     runs, steps, ranks = (sides[0].run, sides[1].run), settings.wanted_steps, settings.wanted_ranks
     segments = [{key for key in run.segments() if _wanted(key, steps, ranks)} for run in runs]
     _demand_asked(runs, steps, ranks)
@@ -80,6 +83,7 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
                 whole=(_last_whole(ends[0].get(rank)), _last_whole(ends[1].get(rank))),
                 policy=policy,
                 map_text=map_text,
+                noise=[str(Path(path).absolute()) for path in settings.noise],
                 strip_prefix=settings.strip_prefix,
                 fuzzy=settings.fuzzy,
                 prove=settings.prove,

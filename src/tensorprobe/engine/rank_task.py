@@ -6,35 +6,41 @@ only on the two runs: the same task gives the same result in a thread, a process
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy
 
 from tensorprobe.engine.columns import batches_of
 from tensorprobe.engine.evidence import evidence_of
+from tensorprobe.engine.narrowing import Narrowing
 from tensorprobe.engine.proof import Prover
 from tensorprobe.engine.settings import Prove
 from tensorprobe.engine.tracing import Finders, finders_of, measure_updates
 from tensorprobe.files import demand_uncut
 from tensorprobe.judge import Policy
 from tensorprobe.judge.divergence import StepAnswer, conclude_step
+from tensorprobe.judge.noise_model import errors_of
 from tensorprobe.judge.walk import Known, RankJudge
 from tensorprobe.model.comparison import Buckets, Finding, Proving
 from tensorprobe.model.diff import CallEvidence
+from tensorprobe.model.measured import Measured
 from tensorprobe.ops.names import without_prefix
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import NameMap, parse_mapping
 from tensorprobe.pairing.measure import MAX_FINDINGS, SegmentPair, measure_segment
 from tensorprobe.record import Run
+from tensorprobe.record.reader import open_run
 from tensorprobe.report.table import TableWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Progress = Callable[[int], None]
+Array = numpy.ndarray[Any, Any]
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +58,8 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     """The last whole step of a run that was ended from outside: it has only a part of the next one. None for the others."""
     policy: Policy
     map_text: str | None = None
+    noise: list[str] = []
+    """Further right runs of the baseline."""
     strip_prefix: str | None = None
     fuzzy: bool = False
     threads: int = 1
@@ -82,6 +90,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     """Whether a step was aligned approximately, so that pairs may be missing."""
     proving: Proving = msgspec.field(default_factory=Proving)
     evidence: list[CallEvidence] = []
+    narrowing: Narrowing = msgspec.field(default_factory=Narrowing)
 
 
 def compare_rank(
@@ -120,10 +129,13 @@ def _compare_steps(
     now: Finders | None = None
     mapping = None if task.map_text is None else _mapping_of(task.map_text)
     options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
+    right = [open_run(path) for path in task.noise]
     for step, candidate_step in task.steps:
         cut = tuple(whole is not None and step > whole for whole in task.whole)
         place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank, cut)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
+        if right:
+            measured.noise = _measure_noise(runs[0], right, measured, task.threads)
         before, now = now, finders_of(runs, place)
         demand_uncut()
         opinion = judge.judge(measured)
@@ -137,6 +149,7 @@ def _compare_steps(
         if room := task.evidence - len(result.evidence):
             result.evidence += evidence_of(runs, now, measured, opinion, answer, most=room)
         result.buckets.add(measured.buckets)
+        result.narrowing.add(measured, opinion)
         unused = set(measured.unused_map)
         held = measured.unused_map if result.unused_map is None else result.unused_map
         result.unused_map = [name for name in held if name in unused]
@@ -151,3 +164,26 @@ def _compare_steps(
             for batch in batches_of(measured, opinion):
                 write(batch)
     result.unused_rules = judge.unused_rules
+
+
+def _measure_noise(baseline: Run, right: Sequence[Run], measured: Measured, threads: int) -> tuple[Array, Array]:
+    """Return for each row the greatest RMS and maximum difference between the baseline and other right runs of it."""
+    step, rank = measured.step, measured.rank
+    found: dict[tuple[str, int, str], tuple[float, float]] = {}
+    for run in right:
+        if (step, rank) not in run.segments():
+            continue
+        other = measure_segment((baseline, run), SegmentPair(step, rank, step, rank), threads=threads)
+        errors, calls = errors_of(other), other.calls
+        for row, (call, slot) in enumerate(zip(other.rows.call.tolist(), other.rows.slot, strict=True)):
+            if not errors.equal[row]:
+                place = (calls.name[call], calls.repeat[call], slot)
+                rms, peak = found.get(place, (0.0, 0.0))
+                found[place] = max(rms, float(errors.rms_error[row])), max(peak, float(errors.peak_error[row]))
+    calls, rows = measured.calls, measured.rows
+    held = [
+        found.get((calls.name[call], calls.repeat[call], slot), (0.0, 0.0))
+        for call, slot in zip(rows.call.tolist(), rows.slot, strict=True)
+    ]
+    both = numpy.array(held, dtype=float).reshape(-1, 2)
+    return both[:, 0], both[:, 1]

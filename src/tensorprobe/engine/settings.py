@@ -32,6 +32,10 @@ class CompareSettings(Settings):
     map: str | os.PathLike[str] | None = setting(
         None, "A file of name pairs: calls or modules of the baseline and their names in the candidate."
     )
+    noise: list[str] = setting(
+        (),
+        "Another right run of the baseline: what both differ by is allowed, call by call. May be given several times.",
+    )
     strip_prefix: str | None = setting(None, "Strip this prefix from module paths, e.g. module.")
     fuzzy: bool = setting(False, "Pair calls of the same op in order, even if their numbers differ.", flag)
     prove: Prove = setting(

@@ -15,6 +15,7 @@ from torch import nn
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.record import writer
 from tensorprobe.taps.beginnings import before_first_call, before_first_module
+from tensorprobe.taps.perturb import change_threads, move_by_one_unit
 from tensorprobe.text import size
 
 _NOT_SEEN = "calls before the first call of a module are not recorded; --from start records them"
@@ -55,6 +56,8 @@ def begin(payload: str) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         writer.close_watch = EndLine(sys.stderr)
     orders = json.loads(payload)
+    if (perturb := orders.get("perturb")) is not None and perturb["kind"] == "threads":
+        change_threads(perturb["number"])
     if orders["from"] == "start":
         before_first_call(partial(_start, orders))
     else:
@@ -72,6 +75,8 @@ def _start(orders: dict[str, Any], module: nn.Module | None = None) -> None:
     if active_probe() is not None:
         sys.stderr.write("tensorprobe: the script captures by itself; nothing is recorded from outside.\n")
         return
+    if module is not None and (perturb := orders.get("perturb")) is not None and perturb["kind"] == "ulp":
+        move_by_one_unit(module, perturb["number"])
     out = attempt_place(Path(orders["out"]))
     remarks = [] if module is None else [_NOT_SEEN]
     settings = {"model": module, "remarks": remarks, **orders["settings"]}

@@ -41,6 +41,8 @@ WIDE_FACTOR = 8.0
 LEAST_PEAK = 2.0
 """A single element may differ by this many roundoffs: one unit in the last place."""
 SUM_FACTOR = 4.0
+MEASURED_FACTOR = 4.0
+"""How many times the difference between right runs of the baseline is allowed: they are few, and differ by chance."""
 NARROW_FACTOR = 2.0
 """Roundoffs by which a result in a narrower dtype is off: its operands are rounded to it, and so is the result."""
 GAIN = 16.0
@@ -80,6 +82,8 @@ class Errors:
     count: Array
     relative: Array
     """RMS error over RMS of the baseline."""
+    noise: tuple[Array, Array]
+    """RMS and maximum difference between right runs of the baseline: MEASURED_FACTOR times that is allowed."""
     mixed: Array
     """Rows of which one side has a narrower floating-point dtype than the other."""
 
@@ -150,6 +154,7 @@ def errors_of(measured: Measured) -> Errors:
         roundoff=roundoff,
         count=finite,
         relative=numpy.minimum(relative, 1e6),
+        noise=measured.noise or (numpy.zeros(len(rms)), numpy.zeros(len(rms))),
         mixed=numpy.logical_and(*(_ROUNDOFF[each] > 0 for each in rows.dtypes))
         & (_ROUNDOFF[rows.dtypes[0]] != _ROUNDOFF[rows.dtypes[1]]),
     )
@@ -210,8 +215,8 @@ def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
     narrower = numpy.maximum(operands.narrower, inside.greatest(operands.narrower))
     lost = NARROW_FACTOR * steep * numpy.maximum(narrower, numpy.where(linked, narrower[forward], 0.0))[call]
     noise = (
-        roundings * errors.roundoff * errors.rms + sums * size + lost * size,
-        peak_roundings * errors.roundoff * errors.peak + sums * peak + lost * peak,
+        roundings * errors.roundoff * errors.rms + (sums + lost) * size + MEASURED_FACTOR * errors.noise[0],
+        peak_roundings * errors.roundoff * errors.peak + (sums + lost) * peak + MEASURED_FACTOR * errors.noise[1],
     )
     within = _errors_inside(inside, measured, errors, (size, peak))
     carried = numpy.maximum(operands.relative[group], within[0][call])

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tensorprobe.judge.noise_model import MEASURED_FACTOR
 from tensorprobe.judge.severity import SYSTEMATIC_Z
 from tensorprobe.judge.step_table import StepTable
 from tensorprobe.model.comparison import ExternalKind
@@ -92,6 +93,9 @@ class Origins:
         if overwritten and table.is_written_to(row, call):
             return AGREES
         expected = self._expected(row, call)
+        if self._is_measured_noise(row):
+            lineage.verdicts.setdefault(table.identity[row], AGREES)
+            return AGREES
         verdict = self._hold_against(row, expected)
         if expected.kind == "parameter" and lineage.before is not None and not expected.source:
             verdict = self._judge_update(row, call, verdict)
@@ -99,6 +103,13 @@ class Origins:
             self.note(row, call, expected)
         lineage.verdicts.setdefault(table.identity[row], verdict)
         return verdict
+
+    def _is_measured_noise(self, row: int) -> bool:
+        """Return whether right runs of the baseline differ as much there."""
+        errors = self._table.errors
+        rms, peak = (MEASURED_FACTOR * float(each[row]) for each in errors.noise)
+        within = errors.rms_error[row] <= rms and errors.peak_error[row] <= peak
+        return rms > 0 and bool(within) and not self._table.nonfinite[row] and not self._table.exact[row]
 
     def note(self, row: int, call: int, expected: Expected | None = None) -> None:
         """Remember a tensor that differs although no recorded call produced the difference."""

@@ -110,6 +110,8 @@ class Measured:
     """Whether the calls differ so much that they were aligned by a method that may miss pairs."""
     read: tuple[int, int] = (0, 0)
     """How many calls were read from each run."""
+    noise: tuple[Array, Array] | None = None
+    """For each row the RMS and the maximum difference between right runs of the baseline, if there are several."""
 
     def rows_of(self, call: int) -> range:
         """Return the rows of a call."""
