@@ -174,6 +174,7 @@ def use_operators() -> None:
     torch.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2))
 
 
+@pytest.mark.needs_torch("2.4", "Tensor.__eq__ as a call of its own")
 def test_every_name_of_a_dump_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     begin(mode="stack")
     use_operators()
