@@ -47,7 +47,7 @@ class StepTable:
     operands_equal: list[bool]
     """For each call."""
     first_unpaired: int | None = None
-    """The index of the first call without a partner that is in no region."""
+    """The index of the first call without a partner."""
     fresh: set[tuple[tuple[int, ...], str]] = field(default_factory=set)
     """Shape and dtype of uninitialised memory that was allocated in this step."""
 
@@ -128,7 +128,9 @@ class StepTable:
         partners in other modules, may have made it.
         """
         calls = self.calls
-        if self.first_unpaired is not None and self.first_unpaired <= calls.index[call]:
+        named = calls.op[call].startswith("Region.optimizer")  # a gradient is known by its name
+        unpaired = self.first_unpaired is not None and self.first_unpaired <= calls.index[call]
+        if not named and (unpaired or calls.op[call].startswith("Region.")):
             return False
         if not _same_module(calls.module[call], calls.candidate_module[call]):
             return False
