@@ -130,7 +130,7 @@ class StepTable:
         calls = self.calls
         named = calls.op[call].startswith("Region.optimizer")  # a gradient is known by its name
         unpaired = self.first_unpaired is not None and self.first_unpaired <= calls.index[call]
-        if not named and (unpaired or calls.op[call].startswith("Region.")):
+        if not named and (unpaired or calls.name[call].startswith("Region.")):
             return False
         if not _same_module(calls.module[call], calls.candidate_module[call]):
             return False
