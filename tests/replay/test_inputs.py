@@ -28,6 +28,11 @@ def test_values_lie_in_the_recorded_range_and_its_ends_are_first_and_last(dtype:
     assert found.unique().numel() > 3
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex64", "int64", "uint8", "bool"])
+def test_a_range_that_the_dtype_cannot_hold_is_cut(dtype: str) -> None:
+    assert draw(slot(dtype, (2, 3), -0.5, 1e308), "a call:input.0").shape == (2, 3)
+
+
 def test_the_same_names_give_the_same_values_and_others_do_not() -> None:
     one, again, other = (draw(slot("float32", (4, 4), -1, 1), key) for key in ("a", "a", "b"))
     assert torch.equal(one, again) and not torch.equal(one, other)

@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 
 from tensorprobe.cli import view
+from tensorprobe.errors import RunNotFound
 from tensorprobe.report.page.comparison import STATUSES
 from tensorprobe.view.server import make_app
 from tests.web.browser import until
@@ -241,3 +242,8 @@ def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(compared: Calla
         process.kill()
         process.communicate()
     assert process.returncode in (0, 130, -signal.SIGINT)
+
+
+def test_a_folder_that_is_missing_is_refused_before_a_port_is_open(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound):
+        view._of_folder(tmp_path / "nothing")

@@ -56,6 +56,7 @@ def _of_folder(path: Path) -> tuple[Callable[[], Shown], Callable[[], str]]:
                 continue
         return "-".join(marks)
 
+    open_result(path)  # what cannot be shown is refused before a port is open
     return lambda: _show(open_result(path), version()), version
 
 

@@ -235,7 +235,8 @@ def _values(count: int, dtype: torch.dtype, summary: Summary, source: torch.Gene
     if not dtype.is_floating_point:
         flat = torch.randint(int(low), int(high) + 1, (count,), generator=source)
     elif high - low > _EXTREME:
-        flat = torch.where(torch.rand(count, generator=source) < 0.5, low, high)
+        ends = torch.tensor([low, high], dtype=torch.float64)
+        flat = torch.where(torch.rand(count, generator=source) < 0.5, *ends)
     else:
         flat = torch.rand(count, generator=source, dtype=torch.float64) * (high - low) + low
     if count:
@@ -255,6 +256,8 @@ def _range(summary: Summary, dtype: torch.dtype, count: int) -> tuple[float, flo
         float(figure) if math.isfinite(float(figure)) else otherwise if floating else 0.0
         for figure, otherwise in ((summary.min, -1.0), (summary.max, 1.0))
     )
+    most = torch.finfo(dtype).max if floating else 1.0 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**62)
+    low, high = (min(max(figure, -most), most) for figure in (low, high))  # a file may claim what the dtype cannot hold
     low, high = min(low, high), max(low, high)
     if floating and low == high and count > 1 and abs(low) < _EXTREME and not summary.inf:
         wider = math.copysign(0.5 * max(abs(low), 1.0), low)
