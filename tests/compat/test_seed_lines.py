@@ -205,6 +205,21 @@ def test_a_path_from_before_dump_tag_is_answered_with_where_the_dump_went(tmp_pa
         ptdbg_ascend.compare(pasted, tmp_path)
     with pytest.raises(SettingsError, match=r"Did you mean 'dump_conv2d_v1\.0/rank0/npu_dump'\?"):
         ptdbg_ascend.compare({**pasted, "npu_dump_data_dir": "./npu_dump"}, tmp_path)
+    with pytest.raises(RunNotFound, match=where):
+        ptdbg_ascend.compare({**pasted, "npu_dump_data_dir": "./npu_dump_20230104_13434"}, tmp_path)
+
+
+def test_an_error_that_nobody_catches_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: seen.append(error))
+    with pytest.raises(RunNotFound) as raised:
+        ptdbg_ascend.parse("./npu_dump.pkl", "Torch_conv2d_0_forward")
+    other = ValueError("of the program")
+    for error in (raised.value, other):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "RunNotFound: no file 'npu_dump.pkl'.\n" and seen == [other]
 
 
 def test_the_debugger_of_ptdbg_dumps_the_steps_that_are_asked_for(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
-from typing import TextIO
+from typing import Any, TextIO, TypeVar, cast
+
+from tensorprobe.errors import TensorprobeError
+from tensorprobe.taps.uncaught import show_in_one_line
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -38,6 +41,26 @@ def _show(logger: logging.Logger) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def without_traceback(function: Function) -> Function:
+    """Return the function; a script that does not catch its error ends with the message alone.
+
+    The error is what it was. The first one puts a hook before Python's own, which shows all other errors as before.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TensorprobeError as error:
+            show_in_one_line(error)
+            raise
+
+    return cast(Function, call)
 
 
 def say_if_published(name: str, published: str) -> None:

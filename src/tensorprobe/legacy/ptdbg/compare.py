@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorprobe.engine.settings import CompareSettings
-from tensorprobe.errors import SettingsError
+from tensorprobe.errors import RunNotFound, SettingsError
 from tensorprobe.legacy.compared.comparing import (
     LOG_KEY,
     Compared,
@@ -40,11 +40,13 @@ from tensorprobe.legacy.compared.tables import (
 from tensorprobe.legacy.layouts.ptdbg_lines import write_line_name
 from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgCall, say_where
 from tensorprobe.legacy.ptdbg import logger, speak
+from tensorprobe.legacy.speaking import without_traceback
 from tensorprobe.model import Call
 from tensorprobe.record import open_run
 from tensorprobe.text import plain
 
 
+@without_traceback
 def compare(
     input_param: Mapping[str, Any],
     output_path: str | os.PathLike[str],
@@ -87,6 +89,7 @@ _RANK = re.compile("rank(0|[1-9][0-9]{0,17})")
 _SHOWN = 5
 
 
+@without_traceback
 def compare_distributed(
     npu_dump_dir: str | os.PathLike[str],
     bench_dump_dir: str | os.PathLike[str],
@@ -192,8 +195,10 @@ def read_parameters(given: Any) -> dict[str, Any]:
     for key in (*_PATHS, *_FOLDERS):
         if key in held:
             held[key] = demand_path(key, held[key])
-    for key in _FOLDERS:
+    for pkl, key in zip(_PATHS, _FOLDERS, strict=True):
         if key in held and not held[key].is_dir():
+            if not held[pkl].exists() and (where := say_where(held[pkl])) and not say_where(held[key]):
+                raise RunNotFound(f"no file '{plain(held[pkl])}'.{where}")
             raise SettingsError(
                 f"{key} '{plain(held[key])}' is no folder. It is the one with the .npy files of the dump; "
                 f"without the key, the folder beside the pkl is taken.{say_where(held[key])}"

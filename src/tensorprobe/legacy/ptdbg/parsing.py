@@ -15,6 +15,7 @@ from tensorprobe.errors import NotFound, SettingsError, nearest
 from tensorprobe.legacy.layouts import ptdbg_reader
 from tensorprobe.legacy.layouts.ptdbg_lines import TensorLine
 from tensorprobe.legacy.ptdbg import logger, speak
+from tensorprobe.legacy.speaking import without_traceback
 from tensorprobe.model import Stack
 from tensorprobe.ops.names import underscored
 from tensorprobe.record import Damage
@@ -31,6 +32,7 @@ class _Found(NamedTuple):
     lines: list[TensorLine]
 
 
+@without_traceback
 def parse(pkl_file: str | os.PathLike[str], module_name_prefix: str) -> None:
     """Print the stack and the statistics of a call: `parse("npu_dump.pkl", "Torch_batch_normal_1_forward")`.
 
