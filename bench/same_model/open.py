@@ -432,7 +432,7 @@ FAULTS = [
     pair_of("behind attention, out", gpt(), gpt(attend=attend_fused, out=lambda x: x * 1.002), "mul"),
     pair_of("behind attention, activation", gpt(), gpt(attend=attend_fused, act=tanh_gelu), "gelu"),
     pair_of(
-        "behind attention, gradient", gpt(), gpt(attend=attend_fused, out=lambda x: wrong_gradient(x, 1.02)), "linear"
+        "behind attention, gradient", gpt(), gpt(attend=attend_fused, out=lambda x: wrong_gradient(x, 1.02)), "mul"
     ),
     pair_of("norm, eps", gpt(), gpt(norm=partial(norm_by_hand, eps=1e-3)), NORM),
     pair_of("norm, weight", gpt(), gpt(norm=lambda x, w, b: norm_by_hand(x, w * 1.001, b)), NORM),
