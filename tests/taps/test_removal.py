@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,13 @@ def test_hooks_on_a_graph_that_outlives_the_probe_do_nothing(tmp_path: Path) -> 
     assert torch.equal(data.grad, torch.cos(data))
     assert os.path.getsize(tmp_path / "run" / "step0" / "rank0" / "calls.jsonl") == size  # noqa: PTH202
     assert the_call(run, "Torch.sin.0.forward").outputs
+
+
+def test_the_code_and_globals_of_the_program_are_let_go(tmp_path: Path) -> None:
+    space = {"torch": torch, "Held": type("Held", (), {})}
+    held = weakref.ref(space["Held"])
+    with tensorprobe.capture(tmp_path / "run"):
+        exec("torch.ones(2).exp()", space)
+    del space
+    gc.collect()
+    assert held() is None

@@ -41,6 +41,7 @@ from tensorprobe.taps.recompute import RecomputeTap
 from tensorprobe.taps.select import Selection
 from tensorprobe.taps.session import Session
 from tensorprobe.taps.settings import CaptureSettings, Mode
+from tensorprobe.taps.sites import forget_sites
 from tensorprobe.taps.stacks import StackBook
 from tensorprobe.taps.step_taps import RegionTap, StepTap
 from tensorprobe.taps.training import Training
@@ -166,6 +167,7 @@ class Probe:
             if not session.forked:
                 ending.callback(self._close, session)
             ending.callback(self._leave)
+            ending.callback(forget_sites)
             ending.callback(self._remove_patches)  # the taps do it, unless they are interrupted
             for tap in self._taps:
                 ending.callback(tap.remove)

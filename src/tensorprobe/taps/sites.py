@@ -49,6 +49,11 @@ def _make(key: tuple[int, int], frame: FrameType) -> FunctionType:
     return call
 
 
+def forget_sites() -> None:
+    """Let go of the program's code and globals, when a capture ends."""
+    _sites.clear()
+
+
 def is_call(code: CodeType) -> bool:
     """Return whether it is the code of such a frame: it stands for a line of the program, which has a frame of its own."""
     return code.co_name == _NAME
