@@ -196,6 +196,14 @@ def test_different_calls_with_the_same_result_agree(name: str, tmp_path: Path) -
     assert comparison.buckets.in_regions == sum(region.calls for region in comparison.regions)
 
 
+def test_strict_counts_explained_structure(tmp_path: Path) -> None:
+    runs = [train(tmp_path / side, **choices) for side, choices in zip("ab", HEALTHY["gelu"], strict=True)]
+    result = tensorprobe.compare(*runs, prove="off", strict=True)
+    assert result.exit_code == 1 and not result and result.agrees
+    assert "strict: " in str(result) and "differ in structure" in str(result)
+    assert tensorprobe.compare(runs[0], runs[0], strict=True)
+
+
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "inside attention": ({}, {"attend": attend_hot}, "scaled_dot_product_attention"),
     "in a gradient of attention": ({}, {"attend": attend_with_wrong_gradient}, "scaled_dot_product_attention"),

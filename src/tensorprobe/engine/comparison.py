@@ -32,6 +32,7 @@ from tensorprobe.model.comparison import Comparison, Divergence
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.pairing.measure import SegmentPair
 from tensorprobe.settings import Numbers, public
+from tensorprobe.text import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +58,7 @@ def compare(
     noise: Sequence[str] = (),
     strip_prefix: str | None = None,
     fuzzy: bool = False,
+    strict: bool = False,
     prove: Prove = "auto",
     threads: int | None = None,
     jobs: int = 1,
@@ -84,6 +86,7 @@ def compare(
         noise: further right runs of the baseline. What they differ by from it is allowed, call by call.
         strip_prefix: strip this prefix from module paths, e.g. `module.`
         fuzzy: pair calls of the same op in order, even if their numbers differ.
+        strict: structure that differs is a divergence (exit code 1), also where the results are the same.
         prove: `auto` replays calls that differ in float64 on both sides, within a budget; `all` has none; `off` infers only.
         threads: threads that measure tensors of one rank. By default all processors, divided among the jobs.
         jobs: number of processes on this machine. Each compares whole ranks.
@@ -108,12 +111,14 @@ def compare(
         if out is None:
             kept: list[pa.RecordBatch] | None = [] if keep_rows else None
             results = run_tasks(plan.tasks, sides, settings, keep=kept, progress=progress)
-            summary = add_replay(conclude(sides, plan, results, output=None, started=started), sides, plan, None)
+            summary = add_replay(
+                conclude(sides, plan, results, output=None, started=started, strict=strict), sides, plan, None
+            )
             return Result(summary, Rows(kept, summary.rows), evidence=evidence_kept(summary, results))
         with Output(out) as output:
             tasks = plan.tasks_with_rows_in(output.stage)
             results = run_tasks(tasks, sides, settings, keep=None, progress=progress)
-            summary = conclude(sides, plan, results, output=output.said, started=started)
+            summary = conclude(sides, plan, results, output=output.said, started=started, strict=strict)
             summary = add_replay(summary, sides, plan, output.stage)
             parts = [Path(task.rows_file) for task in tasks if task.rows_file is not None]
             evidence = evidence_kept(summary, results)
@@ -141,10 +146,19 @@ def evidence_kept(summary: Comparison, results: Sequence[RankResult]) -> list[Ca
 
 
 def conclude(
-    sides: tuple[Side, Side], plan: Plan, results: Sequence[RankResult], *, output: str | None, started: float
+    sides: tuple[Side, Side],
+    plan: Plan,
+    results: Sequence[RankResult],
+    *,
+    output: str | None,
+    started: float,
+    strict: bool = False,
 ) -> Comparison:
     """Return the whole answer, with the runs named as the user named them."""
     summary = gather((sides[0].run, sides[1].run), plan, results, output=None, started=started)
+    if strict and summary.exit_code == 0 and summary.regions_total:
+        said = f"strict: {counted(summary.buckets.in_regions, 'call')} differ in structure, which is exit code 1"
+        summary = msgspec.structs.replace(summary, exit_code=1, notes=[*summary.notes, said])
     return msgspec.structs.replace(
         summary,
         output=output,

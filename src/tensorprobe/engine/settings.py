@@ -38,6 +38,9 @@ class CompareSettings(Settings):
     )
     strip_prefix: str | None = setting(None, "Strip this prefix from module paths, e.g. module.")
     fuzzy: bool = setting(False, "Pair calls of the same op in order, even if their numbers differ.", flag)
+    strict: bool = setting(
+        False, "Exit code 1 also when the runs make different calls that give the same results.", flag
+    )
     prove: Prove = setting(
         "auto",
         "Replay calls that differ in float64 on both sides, up to the first proved fault: auto (within a budget of 2,000 "
