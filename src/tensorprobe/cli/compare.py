@@ -100,7 +100,6 @@ def compare(
         "noise": noise,
         "strip_prefix": strip_prefix,
         "fuzzy": fuzzy,
-        "strict": strict,
         "prove": prove,
         "threads": threads,
         "jobs": jobs,
@@ -111,14 +110,13 @@ def compare(
     }
     with progress("comparing calls") as bar:
         if shard is None:
-            keep_rows = any(FORMS[each.name].is_file for each in forms)
-            result = compare_runs(baseline, candidate, out=folder, keep_rows=keep_rows, progress=bar, **settings)
+            settings |= {"strict": strict, "keep_rows": any(FORMS[each.name].is_file for each in forms)}
+            result = compare_runs(baseline, candidate, out=folder, progress=bar, **settings)
         else:
-            place = _demand_shard_folder(folder, forms)
+            place = _demand_shard_folder(folder, forms, strict)
             done = compare_shard(baseline, candidate, shard=shard, out=place, progress=bar, **settings)
     if shard is not None:
-        typer.echo(_shard_text(done))
-        return
+        return typer.echo(_shard_text(done))
     show(result, forms, limit, notices=result.notices)
 
 
@@ -147,7 +145,9 @@ def merge(
     show(result, forms, limit, notices=result.notices)
 
 
-def _demand_shard_folder(folder: str | None, forms: list[Wanted]) -> str:
+def _demand_shard_folder(folder: str | None, forms: list[Wanted], strict: bool) -> str:
+    if strict:
+        raise SettingsError("--strict is not available with --shard: no shard knows the structure of the others.")
     if folder is None:
         raise SettingsError("--shard writes its part into a folder that all shards share: add -o FOLDER.")
     if any(each.file is not None or not FORMS[each.name].is_file for each in forms):
