@@ -98,11 +98,12 @@ def _briefly(divergence: Divergence) -> str:
 def _findings(comparison: Comparison, limit: int) -> list[str]:
     shown = comparison.findings[:limit]
     total = max(comparison.findings_total, len(comparison.findings))
+    why = wording.why_unpaired(comparison)
     if not total:
-        return []
+        return [why] if why else []
     lines = [wording.found_in_all(comparison) + (f", the first {len(shown):,}:" if len(shown) < total else ":")]
     lines += [f"  {wording.found(finding)}" for finding in shown]
-    return [*lines, why] if (why := wording.why_unpaired(comparison)) else lines
+    return [*lines, why] if why else lines
 
 
 def first_difference(comparison: Comparison) -> list[str]:

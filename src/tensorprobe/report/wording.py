@@ -305,10 +305,17 @@ def found_in_all(comparison: Comparison) -> str:
 
 def why_unpaired(comparison: Comparison) -> str:
     """Return a known reason why one side makes other calls, and what to do; nothing when none is known."""
-    sides = {finding.kind for finding in comparison.findings if "._foreach_" in finding.call}
-    if len(sides & {"only_baseline", "only_candidate"}) != 1:
+    alone = [(each.call, each.kind.removeprefix("only_")) for each in comparison.findings]
+    alone += [
+        (name, side)
+        for region in (comparison.regions if comparison.answer == "unmeasured" else ())  # else their results tell
+        for side, names in (("baseline", region.baseline), ("candidate", region.candidate))
+        for name in names
+    ]
+    sides = {side for name, side in alone if "._foreach_" in name} & {"baseline", "candidate"}
+    if len(sides) != 1:
         return ""
-    side = "baseline" if "only_baseline" in sides else "candidate"
+    (side,) = sides
     return (
         f"The optimizer of the {side} updates lists of tensors (foreach), the other one tensor after tensor: torch chooses by "
         "device. Pass foreach=False to both optimizers, or record the model alone (capture --module)."
