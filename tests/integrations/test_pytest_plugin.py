@@ -55,8 +55,8 @@ def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder
     told = run_pytest(folder, code=1, FACTOR="1.01")
     assert "golden step.tpz: DIVERGED  first at step 0, rank 0: Tensor.mul.0.forward" in told
     assert "test_it.py:9" in told and "--tensorprobe-update" in told
-    (page,) = re.findall(r"Page: +(\S+)", told)
-    assert Path(page).is_file()
+    pages = re.findall(r"Page: +(\S+)", told)  # pytest repeats the whole message in its summary where CI is set
+    assert pages and Path(pages[0]).is_file()
     assert golden.read_bytes() == before
     run_pytest(folder, "--tensorprobe-update", FACTOR="1.01")
     assert golden.read_bytes() != before
