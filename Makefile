@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := $(wildcard src/tensorprobe/*.c src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
+NATIVE := $(wildcard src/tensorprobe/*.[ch] src/tensorprobe/*/*.c src/tensorprobe/*/*.h)
 # Most of the time goes into processes that tests start: two workers keep two cores busy.
 WORKERS ?= 2
 # Another torch to run the tests with; one environment for each.
@@ -18,7 +18,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: fuzz test-torch help demo check test test-peer lint web browser screenshots bench-page bench bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect heldout identical sweep wheel sanitize clean
+.PHONY: fuzz test-torch help demo check test test-peer lint web browser screenshots bench-page bench bench-quick bench-capture bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect heldout identical sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,7 +123,13 @@ screenshots: $(READY) ## make the pictures in docs/images again, by the tests of
 bench-page: $(READY) ## measure the page in headless Chromium: its size, when it is ready, how fast it filters and scrolls
 	$(BIN)/python -m bench.page $(ARGS)
 
-bench: $(READY) ## measure capture beside plain training and the published peer; ARGS="--help" for options
+bench: $(READY) ## every speed target beside its figure, in 15 minutes (after sh bench/peer/setup.sh)
+	$(BIN)/python -m bench
+
+bench-quick: $(READY) ## the same without the published peer, in 3 minutes
+	$(BIN)/python -m bench --quick
+
+bench-capture: $(READY) ## measure capture beside plain training and the published peer; ARGS="--help" for options
 	$(BIN)/python -m bench.capture $(ARGS)
 
 bench-compare: $(READY) ## measure compare beside the published peer's, on the same tensors; ARGS="--help" for options

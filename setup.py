@@ -29,7 +29,10 @@ setup(
         Extension(
             "tensorprobe._fast",
             sources=[f"{SOURCE}/_fast.c"],
-            depends=[f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "peak")],
+            depends=[
+                *(f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "peak")),
+                *(f"{SOURCE}/_fast_{name}.h" for name in ("mode", "roles", "scan", "stacks")),
+            ],
             define_macros=STABLE_ABI,
             py_limited_api=True,
             extra_compile_args=["-O3"],

@@ -17,7 +17,8 @@ data = [{"input_ids": row, "labels": row} for row in tokens]
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         folder, max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=2, report_to=[], save_strategy="no",
-        disable_tqdm=True, use_cpu=True,
+        eval_strategy="steps", eval_steps=1, disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    Trainer(model, arguments, train_dataset=data, callbacks=[TensorprobeCallback(out, overwrite=True)]).train()
+    callbacks = [TensorprobeCallback(out, overwrite=True)]
+    Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=callbacks).train()
 print(f"tensorprobe inspect {out}")

@@ -24,6 +24,9 @@ class Regression(lightning.LightningModule):
         x, y = batch
         return nn.functional.mse_loss(self.layers(x), y)
 
+    def validation_step(self, batch, index):
+        self.training_step(batch, index)
+
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
@@ -34,7 +37,7 @@ loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
 with tempfile.TemporaryDirectory() as folder:
     lightning.Trainer(
         max_epochs=1, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, num_sanity_val_steps=0,
         callbacks=[TensorprobeCallback(out, overwrite=True)],
-    ).fit(Regression(), loader)  # fmt: skip
+    ).fit(Regression(), loader, loader)  # fmt: skip
 print(f"tensorprobe inspect {out}")

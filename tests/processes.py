@@ -12,6 +12,7 @@ import pytest
 _STARTERS = {"subprocess", "multiprocessing", "torch.multiprocessing", "tests.warm"}
 _JOBS = {"jobs", "--jobs"}
 """Who gives a number of jobs starts workers."""
+_OURS = ("tests.", "bench.")
 
 
 def starts_process(item: pytest.Item) -> bool:
@@ -37,14 +38,14 @@ def reachable(things: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_starter(thing: Any) -> bool:
-    if isinstance(thing, FunctionType) and thing.__module__.startswith("tests."):
+    if isinstance(thing, FunctionType) and thing.__module__.startswith(_OURS):
         return thing.__name__ == "recorders" or not _JOBS.isdisjoint(_words(thing.__code__))
     return (thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)) in _STARTERS
 
 
 def _referred(thing: Any) -> Iterator[Any]:
     thing = inspect.unwrap(thing) if callable(thing) else thing
-    if not str(getattr(thing, "__module__", "")).startswith("tests."):
+    if not str(getattr(thing, "__module__", "")).startswith(_OURS):
         return
     if getattr(thing, "__name__", "") == "assert_nothing_installed":  # after every test; it looks for recorders
         return
@@ -55,7 +56,7 @@ def _referred(thing: Any) -> Iterator[Any]:
         for name in names & thing.__globals__.keys():
             value = thing.__globals__[name]
             yield value
-            if isinstance(value, ModuleType) and value.__name__.startswith("tests."):
+            if isinstance(value, ModuleType) and value.__name__.startswith(_OURS):
                 yield from (vars(value)[inner] for inner in names & vars(value).keys())
         yield from (cell.cell_contents for cell in thing.__closure__ or ())
 

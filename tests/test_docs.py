@@ -31,7 +31,8 @@ from tensorprobe.taps.settings import CaptureSettings
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/index.md", "docs/guide.md", "README.zh.md", "docs/zh/guide.md"]
+HABITS = ["docs/trainers.md", "docs/tests-and-ci.md", "docs/notebooks-and-shells.md"]
+PAGES = ["README.md", "docs/index.md", "docs/guide.md", *HABITS, "README.zh.md", "docs/zh/guide.md"]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 HOME = "/home/you/tensorprobe"
 TIME_LIMIT_S = 300

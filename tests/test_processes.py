@@ -15,6 +15,7 @@ CASES = {
     "by a name of it": ("from subprocess import run\ndef test(): run(['true'])", True),
     "by a helper": ("from tests.taps.scripts import run_tool\ndef test(): run_tool([], '.')", True),
     "by a module of helpers": ("from tests.taps import scripts\ndef test(): scripts.run_tool([], '.')", True),
+    "by a benchmark": ("from bench.identical.__main__ import start_twice\ndef test(): start_twice()", True),
     "in an inner function": ("import subprocess\ndef test():\n    def go(): subprocess.run(['true'])\n    go()", True),
     "by a method": ("import subprocess\nclass A:\n    def go(self): subprocess.run(1)\ndef test(): A().go()", True),
     "by jobs": ("def test(compare): compare(1, jobs=2)", True),

@@ -13,11 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from tensorprobe.checks.settings import AuditSettings, PrecheckSettings
-from tensorprobe.cli.main import app
+from tensorprobe.cli.main import COMMANDS, load
 from tensorprobe.engine.settings import CompareSettings
 from tensorprobe.settings import Settings
 from tensorprobe.taps.settings import CaptureSettings
@@ -70,18 +69,17 @@ SETTINGS_HEAD = """\
 
 def render() -> str:
     """Return the whole page."""
-    commands = [_command(name, function) for name, function in list_commands(app)]
+    commands = [_command(name, function) for name, function in list_commands()]
     return "\n".join([HEAD, *commands, *(_settings(command) for command in TABLES)])
 
 
-def list_commands(program: Typer, prefix: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Each command by the words it is called with; those of a group after the group's name."""
-    for command in program.registered_commands:
-        if command.callback is not None:
-            yield prefix + (command.name or command.callback.__name__.replace("_", "-")), command.callback
-    for group in program.registered_groups:
-        if group.typer_instance is not None:
-            yield from list_commands(group.typer_instance, f"{prefix}{group.name or group.typer_instance.info.name} ")
+def list_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield each command with its function."""
+    for name in COMMANDS:
+        functions = {command.name: command.callback for command in load(name).registered_commands}
+        function = functions[name]
+        assert function is not None
+        yield name, function
 
 
 def _command(name: str, function: Callable[..., Any]) -> str:
@@ -163,7 +161,7 @@ def _cell(text: str | None) -> str:
 
 def _settings(command: str) -> str:
     about, table, sentence = TABLES[command]
-    function = dict(list_commands(app)).get(command)
+    function = dict(list_commands()).get(command)
     by_help = {
         info.help: _flags(parameter, info, annotation)
         for parameter, info, annotation in (_parameters(function) if function is not None else ())

@@ -1,9 +1,9 @@
 """Does an audit name a wrong kernel in one run, and does compare with proof name it across devices?
 
-python -m bench.audit [--families mixer,graph] [--kinds 6] [--json FILE]
+python -m bench.audit [--families mixer,graph] [--catalog odd] [--level mix] [--kinds 6] [--json FILE]
 
-For each family: the CPU, a second right device, and that device with each fault. The planted call is the first that differs in any
-bit between the second device and itself with the fault. Healthy pairs and healthy runs must raise no alarm.
+For each family: the CPU, a second right device, and that device with each fault. The planted call is found in the digests of the
+second device and of itself with the fault (`bench.heldout.truth`). Healthy pairs and healthy runs must raise no alarm.
 """
 
 from __future__ import annotations
@@ -23,16 +23,27 @@ import torch
 import tensorprobe
 from bench.audit.device import SecondDevice
 from bench.audit.models import FAMILIES, KINDS, SPOILED
+from bench.audit.odd import ODD, ODD_KINDS, ODD_SPOILED
+from bench.heldout.truth import Truth, find_truth
 from tensorprobe.engine import proof
 from tensorprobe.replay.proof import serve_proofs
 from tensorprobe.work.pool import Job
 
+CATALOGS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "first": (FAMILIES, KINDS, SPOILED),
+    "odd": (ODD, ODD_KINDS, ODD_SPOILED),
+}
+"""Families, kinds of wrong results, and kernels that may be wrong."""
+EVERY = FAMILIES | ODD
 
-def record(folder: Path, family: str, device: SecondDevice | None) -> Path:
+
+def record(folder: Path, family: str, device: SecondDevice | None, level: str = "api") -> Path:
     torch.manual_seed(5)
-    model, loss = FAMILIES[family]()
-    settings: dict[str, Any] = {"level": "api", "in_process": True, "stacks": False, "overwrite": True}
+    model, loss = EVERY[family]()
+    settings: dict[str, Any] = {"level": level, "in_process": True, "stacks": False, "overwrite": True}
     with tensorprobe.capture(folder, model=model, **settings), device or contextlib.nullcontext():
+        if device is not None and isinstance(device.spoil, type):
+            device.spoil = device.spoil()
         loss().backward()
     return folder
 
@@ -51,87 +62,86 @@ def ask(one: Path, other: Path, prove: str) -> tuple[str, str]:
     return summary.answer, "" if found is None else f"{found.call} {found.status}"
 
 
-def measure_family(family: str, work: Path, kinds: int) -> list[dict[str, Any]]:
-    cpu, right = record(work / "cpu", family, None), record(work / "right", family, SecondDevice())
+def measure_family(family: str, work: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    level, (_, kinds, spoiled) = options.level, CATALOGS[options.catalog]
+    cpu, right = record(work / "cpu", family, None, level), record(work / "right", family, SecondDevice(), level)
     rows: list[dict[str, Any]] = []
-    healthy = {prove: ask(cpu, right, prove) for prove in ("off", "auto")}
+    healthy = {prove: ask(cpu, right, prove) for prove in options.prove}
     alarms = [[check.call for check in tensorprobe.audit(run, jobs=0).failures] for run in (cpu, right)]
     rows.append({"family": family, "fault": "", "compare": healthy, "audit": alarms})
-    for number, op in enumerate(SPOILED):
-        for kind, spoil in [*KINDS.items(), *KINDS.items()][number % len(KINDS) :][:kinds]:
+    for number, op in enumerate(spoiled):
+        for kind, spoil in ([*kinds.items()] * 2)[number % len(kinds) :][: min(options.kinds, len(kinds))]:
             device = SecondDevice(op, spoil)
-            wrong = record(work / "wrong", family, device)
-            if not device.struck:
+            wrong = record(work / "wrong", family, device, level)
+            truth = find_truth(right, right, wrong) if device.struck else Truth()
+            if not truth.calls:
                 continue
-            planted = tensorprobe.compare(right, wrong, prove="off", keep_rows=False).summary.first_difference
-            if planted is None:
-                continue
-            names = [check.call for check in tensorprobe.audit(wrong, jobs=0).failures]
             rows.append(
                 {
                     "family": family,
                     "fault": f"{op}: {kind}",
-                    "planted": planted.call,
-                    "compare": {prove: ask(cpu, wrong, prove) for prove in ("off", "auto")},
-                    "audit": names,
+                    "planted": truth.calls,
+                    "above": truth.above,
+                    "roundoffs": truth.roundoffs,
+                    "compare": {prove: ask(cpu, wrong, prove) for prove in options.prove},
+                    "swapped": ask(wrong, cpu, options.prove[-1]),
+                    "audit": [check.call for check in tensorprobe.audit(wrong, jobs=0).failures],
                 }
             )
     return rows
 
 
 def outcome(row: dict[str, Any], prove: str) -> str:
-    answer, blamed = row["compare"][prove]
+    answer, blamed = row["swapped"] if prove == "swapped" else row["compare"][prove]
     if not row["fault"]:
         return "healthy" if answer == "agrees" else "false alarm"
-    if answer == "agrees":
-        return "missed"
-    return "named" if blamed == f"{row['planted']} introduced" else "misled"
+    call, _, status = blamed.partition(" ")
+    if call in row["planted"] and status == "introduced":
+        return "named"
+    within = "" if row["above"] else ", within rounding"
+    return ("missed" if answer == "agrees" else "misled") + within
 
 
 def audited(row: dict[str, Any]) -> str:
     if not row["fault"]:
         return "false alarm" if any(row["audit"]) else "healthy"
-    planted = row["planted"].replace(".backward", ".forward")
-    return "named" if planted in row["audit"] else "misled" if row["audit"] else "missed"
+    planted = {call.replace(".backward", ".forward") for call in row["planted"]}
+    within = "" if row["above"] else ", within rounding"
+    return "named" if planted & set(row["audit"]) else ("misled" if row["audit"] else "missed") + within
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--kinds", type=int, default=2, help="kinds of faults for each kernel; there are six")
+    parser.add_argument("--catalog", default="first", choices=CATALOGS)
+    parser.add_argument("--families", default="")
+    parser.add_argument("--level", default="api", choices=["api", "mix", "aten"])
+    parser.add_argument("--kinds", type=int, default=2, help="kinds of faults for each kernel; there are six, or ten")
+    parser.add_argument("--prove", default="off,auto", type=lambda given: given.split(","))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     proof.run_in_processes = run_here  # type: ignore[assignment]
     rows = []
-    for family in options.families.split(","):
+    ways: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        *((f"compare --prove {way}", lambda row, way=way: outcome(row, way)) for way in options.prove),
+        ("compare, sides swapped", lambda row: outcome(row, "swapped") if row["fault"] else "healthy"),
+        ("audit", audited),
+    ]
+    for family in options.families.split(",") if options.families else CATALOGS[options.catalog][0]:
         with tempfile.TemporaryDirectory() as work:
-            found = measure_family(family, Path(work), options.kinds)
+            found = measure_family(family, Path(work), options)
         rows += found
-        for prove in ("off", "auto"):
-            print(
-                f"{family:16} compare --prove {prove:5}",
-                dict(Counter(outcome(row, prove) for row in found)),
-                flush=True,
-            )
-        print(f"{family:16} audit               ", dict(Counter(audited(row) for row in found)), flush=True)
+        for name, said in ways:
+            print(f"{family:24} {name:24}", dict(Counter(said(row) for row in found)), flush=True)
         for row in found:
-            if outcome(row, "auto") not in ("named", "healthy") or audited(row) not in ("named", "healthy"):
+            if {said(row) for _, said in ways[-3:]} - {"named", "healthy"}:
+                shown = [row["fault"] or "no fault", row.get("planted", [])[:2], f"{row.get('roundoffs', 0):.3g}"]
                 print(
-                    "   ",
-                    row["fault"] or "no fault",
-                    "| planted",
-                    row.get("planted"),
-                    "|",
-                    row["compare"]["auto"],
-                    "|",
-                    row["audit"][:3],
-                    flush=True,
+                    "   ", *shown, row["compare"][options.prove[-1]], row.get("swapped"), row["audit"][:3], flush=True
                 )
-    for prove in ("off", "auto"):
-        print(f"compare --prove {prove:5}", dict(Counter(outcome(row, prove) for row in rows)))
-    print("audit               ", dict(Counter(audited(row) for row in rows)))
+    for name, said in ways:
+        print(f"{options.level} {name:24}", dict(Counter(said(row) for row in rows)))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tensorprobe
-from bench.audit.__main__ import run_here
+from bench.audit.__main__ import EVERY, run_here
 from bench.audit.device import SecondDevice
-from bench.audit.models import FAMILIES
 from tensorprobe.engine import proof
 
 Change = Callable[[Tensor], Tensor]
@@ -211,7 +210,7 @@ class _Count(TorchFunctionMode):
 def record(folder: Path, family: str, how: str, device: SecondDevice | None, case: Case | None, optimizer: str) -> bool:
     """Record three steps; return whether the fault struck."""
     torch.manual_seed(5)
-    model, loss = FAMILIES[family]()
+    model, loss = EVERY[family]()
     trained: torch.optim.Optimizer = (
         torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, foreach=False)
         if optimizer == "sgd"
@@ -282,7 +281,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as work:
                 torch.manual_seed(5)
                 with _Count() as count:
-                    FAMILIES[family]()[1]()
+                    EVERY[family]()[1]()
                 right = Path(work) / "cpu"
                 record(right, family, how, None, None, options.optimizer)
                 other = Path(work) / "other"

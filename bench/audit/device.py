@@ -40,7 +40,7 @@ class SecondDevice:
     _active: SecondDevice | None = None
 
     def __init__(self, op: str = "", spoil: Spoiler | None = None, *, nth: int | None = None, at: int | None = None):
-        self._op, self._spoil, self._nth, self._at = op, spoil, nth, at
+        self._op, self.spoil, self._nth, self._at = op, spoil, nth, at
         self._count = self.step = self.struck = 0
         SecondDevice._register()
 
@@ -67,7 +67,7 @@ class SecondDevice:
     def run(self, name: str, keys: Any, args: Any, kwargs: Any) -> Any:
         """Compute a kernel, and spoil its result."""
         result = _once(name, keys, args, kwargs) if name in WIDE else _plain(name, keys, args, kwargs)
-        if self._spoil is None or name.partition(".")[0] != self._op.partition(".")[0]:
+        if self.spoil is None or name.partition(".")[0] != self._op.partition(".")[0]:
             return result
         self._count += 1
         if (self._nth is not None and self._count != self._nth + 1) or (self._at is not None and self.step != self._at):
@@ -75,7 +75,7 @@ class SecondDevice:
         results = [result] if isinstance(result, Tensor) else list(result)
         for at, each in enumerate(results):
             if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
-                wrong = self._spoil(each.clone())
+                wrong = self.spoil(each.clone())
                 if wrong is not each and not torch.equal(wrong, each):
                     self.struck += 1
                 if any(each is given for given in args):  # in place
@@ -99,11 +99,19 @@ def _implementation(name: str) -> Any:
 
 
 def _plain(name: str, keys: Any, args: Any, kwargs: Any) -> Any:
-    if name.partition(".")[0].rstrip("_") in ("add", "sub", "mul", "div") and isinstance(args[1], (int, float)):
-        whole = isinstance(args[1], int) and not args[0].is_floating_point()
-        number = torch.scalar_tensor(args[1], dtype=torch.int64 if whole else torch.float64)
-        args = (args[0], number, *args[2:])  # without dimensions, it changes no dtype
+    if name.partition(".")[0].rstrip("_") in ("add", "sub", "mul", "div"):
+        one, other = args[:2]
+        if isinstance(other, (int, float)):
+            args = (one, _wrapped(other, one), *args[2:])
+        elif isinstance(one, (int, float)):
+            args = (_wrapped(one, other), other, *args[2:])
     return SecondDevice._kernels[name].call_boxed(keys, *args, **kwargs)
+
+
+def _wrapped(number: float, beside: Tensor) -> Tensor:
+    """Without dimensions, it changes no dtype."""
+    whole = isinstance(number, int) and not beside.is_floating_point()
+    return torch.scalar_tensor(number, dtype=torch.int64 if whole else torch.float64)
 
 
 def _once(name: str, keys: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -20,12 +20,12 @@ Round = dict[str, Any]
 Case = dict[str, Any]
 
 STEP_TARGETS = {
-    ("tensor", "tiny"): 5.0,
-    ("tensor", "resnet-small"): 1.6,
-    ("tensor", "medium"): 1.4,
-    ("summary", "tiny"): 4.0,
-    ("summary", "resnet-small"): 1.3,
-    ("summary", "medium"): 1.15,
+    ("tensor", "tiny"): 2.5,
+    ("tensor", "resnet-small"): 1.35,
+    ("tensor", "medium"): 1.3,
+    ("summary", "tiny"): 2.2,
+    ("summary", "resnet-small"): 1.25,
+    ("summary", "medium"): 1.2,
 }
 """(mode, part of the workload's name) → how long a captured step may be, flush included, in plain steps (API level)."""
 SPEED_TARGET = 8.0

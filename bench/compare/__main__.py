@@ -3,7 +3,8 @@
 Every measurement is a whole process, from its start to its exit code; the processes of both tools take turns. Sizes and
 their tensors are in plan.py, the dumps are made by data.py. Variants: `noisy` (every tensor differs, one
 fault is planted, files in the page cache), `cold` (the same from disk), `identical` (no tensor differs, so that equal
-digests may save the reading). Checks that our answer names the planted call and that the peer's table has its rows.
+digests may save the reading), `proved` (as `noisy`, with the replays that prove the answer; the others are with
+`--prove off`, as the peer proves nothing). Checks that our answer names the planted call and that the peer's table has its rows.
 Prints tables and writes `bench/results/compare.json`. Exits with 1 when a measurement failed or an answer is wrong. A
 missed target is a result, not a failure.
 """
@@ -67,13 +68,25 @@ class Task:
             return [str(PEER), "compare", *paths, "-o", str(output)]
         baseline, candidate = dumps.ours("baseline"), dumps.ours("same" if identical else "candidate")
         command = [str(OURS), "compare", str(baseline), str(candidate), "-o", str(output)]
-        return [*command, "--policy", "noise-aware", "--threads", str(self.threads), "--jobs", "1", "--format", "text"]
+        return [
+            *command,
+            "--policy",
+            "noise-aware",
+            "--threads",
+            str(self.threads),
+            "--jobs",
+            "1",
+            "--format",
+            "text",
+            "--prove",
+            "auto" if self.variant == "proved" else "off",
+        ]
 
 
 def list_tasks(size: Size, options: argparse.Namespace, number: int) -> Iterator[Task]:
     """The tasks of one round of a size, in the order in which they run."""
     for variant in (name for name in size.variants if name in options.variants):
-        if options.peer and size.peer and (number == 0 or variant not in PEER_ONCE):
+        if options.peer and size.peer and variant != "proved" and (number == 0 or variant not in PEER_ONCE):
             yield Task(size.name, variant, "peer")
         for _ in range(OURS_EACH if size.peer else 1):
             for threads in options.threads:

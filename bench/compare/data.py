@@ -1,9 +1,10 @@
 """Makes the dumps that the compare benchmark reads: a baseline and a candidate, in our layout and in the peer's.
 
 Both layouts hold the same tensors. A tensor of the baseline is a window of one pool of normal noise, scaled; that of the
-candidate differs by 1e-6 relative in every element, before it is rounded to its dtype. One output of the candidate is
-1.5 times too large: the planted fault. The same seed gives the same bytes. (A
-short bfloat16 vector may come out equal on both sides: the noise is far below its rounding.)
+candidate is a little nearer to zero in every second element: by one unit in the last place of float32, which is as much as
+equal tensors may differ when nothing is known of where they come from. One output of the candidate is 1.5 times too large: the
+planted fault. The same seed gives the same bytes. (A short bfloat16 vector may come out equal on both sides: the noise is far
+below its rounding.)
 
     <work>/tensorprobe-compare-<size>/ours/{baseline,candidate,same}     same: hard links to the baseline's files
     <work>/tensorprobe-compare-<size>/peer/{baseline,candidate}/step0/rank0/dump.json …
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -28,10 +30,10 @@ from bench.compare.plan import SIZES, Dumps, PlannedCall, PlannedSlot, Size, des
 from tensorprobe.model import DTYPES
 from tensorprobe.numerics.summary import Moments, digest, summarize_address
 
-VERSION = 2
+VERSION = 3
 """To be raised whenever the same size would give other bytes."""
 SEED = 20240
-NOISE = 1e-6
+NOISE = {"float32": 2.0**-24, "bfloat16": 1e-6}
 FAULT = 1.5
 SIDES = ("baseline", "candidate")
 BOUND = 4.87654321
@@ -76,11 +78,12 @@ class _Values:
         random = torch.Generator().manual_seed(SEED)
         largest = max(slot.count for call in calls for slot in call.slots) if size.values else 0
         self._pool = torch.randn(largest + _WINDOWS, generator=random)
-        self._factors = 1 + NOISE * torch.randn(largest + _WINDOWS, generator=random)
+        chosen = torch.randint(0, 2, (largest + _WINDOWS,), generator=random)
+        self._factors = {dtype: 1 - noise * chosen for dtype, noise in NOISE.items() if dtype in size.layers}
         # Of each figure of a summary by itself: neither next to nothing nor far out, because the figures of a call's
         # inputs and outputs stand for errors that belong together.
         signs = torch.randn(_WINDOWS + 4, generator=random).sign()
-        wobbles = 1 + NOISE * signs.double() * (0.5 + torch.rand(_WINDOWS + 4, generator=random))
+        wobbles = 1 + NOISE["float32"] * signs.double() * (0.5 + torch.rand(_WINDOWS + 4, generator=random))
         self._wobbles: list[float] = [] if size.values else wobbles.tolist()
 
     def all_calls(self) -> Iterator[tuple[PlannedCall, list[StoredSlot]]]:
@@ -101,7 +104,7 @@ class _Values:
         tensor = self._pool[start : start + count] * (0.5 + 1e-6 * number)
         if self._noisy:
             noise = _window(number + 7)
-            tensor *= self._factors[noise : noise + count]
+            tensor *= self._factors[slot.dtype][noise : noise + count]
         tensor = (tensor * factor).to(getattr(torch, slot.dtype)).reshape(slot.shape)
         raw = tensor.view(torch.uint8).reshape(-1).numpy()
         moments = summarize_address(tensor.data_ptr(), count, DTYPES[slot.dtype])
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, help="also in the peer's layout")
     options = parser.parse_args()
+    gc.disable()  # looking through the planned calls again and again would take most of the time
     make_dumps(dataclasses.replace(SIZES[options.size], peer=options.peer), options.work)
 
 

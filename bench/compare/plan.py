@@ -16,7 +16,7 @@ from typing import Any
 Shape = tuple[int, ...]
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 HEADS = 4
-VARIANTS = ("noisy", "cold", "identical")
+VARIANTS = ("noisy", "cold", "identical", "proved")
 """See the docstring of `bench.compare`."""
 
 
@@ -46,7 +46,7 @@ SIZES = {
     for size in (
         Size("large", {"float32": 2, "bfloat16": 1}, batch=4, sequence=480, width=1024),
         Size("middle", {"float32": 3, "bfloat16": 2}, batch=4, sequence=128, width=256),
-        replace(_TINY, variants=("noisy", "identical")),
+        replace(_TINY, variants=("noisy", "identical", "proved")),
         replace(_TINY, name="small-part", layers={"float32": 50}, peer=True, variants=("noisy",)),
         replace(_STATISTICS, variants=("noisy", "identical")),
         replace(_STATISTICS, name="summary-part", layers={"float32": 14}, peer=True, variants=("noisy",)),

@@ -64,6 +64,10 @@ def measure(chosen: list[Unit], jobs: int) -> Iterator[Case]:
                 file=sys.stderr,
                 flush=True,
             )
+            for case in failing(found) if unit.part != "closed" else ():
+                print(
+                    f"    {case['outcome']}: {case['name']} [{case['setting']}] {case['said'][:300]}", file=sys.stderr
+                )
             yield from found
 
 
@@ -82,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     record.import_all()
     found = list(measure(units(options.part, options), options.jobs))
-    open_to_read = options.part == "open" or options.reveal
+    open_to_read = options.part != "closed" or options.reveal
     if not open_to_read:
         found = [{key: value for key, value in case.items() if key not in ("said", "truth")} for case in found]
     path = options.json or RESULTS / f"heldout-{options.part}.json"

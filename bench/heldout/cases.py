@@ -13,7 +13,7 @@ from typing import Literal
 from bench.heldout.plant import Plant
 from bench.heldout.training import Entry, Family
 
-PARTS = ("open", "closed")
+PARTS = ("open", "closed", "drawn")
 Device = Literal["cpu", "threads", "second", "npu"]
 """The CPU, the CPU with another number of threads, the second right device, the simulated one."""
 

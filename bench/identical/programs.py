@@ -20,11 +20,15 @@ Program = Callable[[Callable[[], None]], None]
 PROGRAMS: dict[str, Program] = {}
 RANKS: dict[str, int] = {}
 """How many processes a program needs; one if it is not listed."""
+NEEDS: dict[str, tuple[str, str]] = {}
+"""The first torch that can execute a program, and what for, where the oldest cannot."""
 
 
-def program(name: str, ranks: int = 1) -> Callable[[Program], Program]:
+def program(name: str, ranks: int = 1, needs: tuple[str, str] | None = None) -> Callable[[Program], Program]:
     def enter(function: Program) -> Program:
         PROGRAMS[name] = function
+        if needs is not None:
+            NEEDS[name] = needs
         if ranks > 1:
             RANKS[name] = ranks
         return function
@@ -402,12 +406,19 @@ def _ddp(step: Callable[[], None]) -> None:
     _train(nn.parallel.DistributedDataParallel(_net()), step)
 
 
-@program("FSDP2", ranks=2)
+def _mesh() -> Any:
+    try:
+        from torch.distributed.device_mesh import DeviceMesh
+    except ImportError:  # before torch 2.2
+        from torch.distributed._tensor import DeviceMesh
+    return DeviceMesh("cpu", [0, 1])
+
+
+@program("FSDP2", ranks=2, needs=("2.8", "fully_shard on the CPU"))
 def _fsdp(step: Callable[[], None]) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model, mesh = _net(), init_device_mesh("cpu", (2,))
+    model, mesh = _net(), _mesh()
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     _train(model, step)
@@ -415,11 +426,10 @@ def _fsdp(step: Callable[[], None]) -> None:
 
 @program("tensor parallel", ranks=2)
 def _tensor_parallel(step: Callable[[], None]) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     model = _net()
-    parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parallelize_module(model, _mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     _train(model, step)
 
 
@@ -454,7 +464,7 @@ def _pipeline(step: Callable[[], None]) -> None:
     step()
 
 
-@program("asynchronous collectives", ranks=2)
+@program("asynchronous collectives", ranks=2, needs=("2.2", "all_gather_into_tensor of Gloo"))
 def _asynchronous(step: Callable[[], None]) -> None:
     from torch import distributed
 

@@ -5,6 +5,8 @@ python -m bench.levels [--kinds healthy,precision,fault] [--only llama,swin] [--
 healthy     each family in fp32 and bf16: the CPU against a second right device and against the simulated one, at levels api, mix,
             module, aten, and with summaries: every alarm is a failure
 precision   fp32 against bf16, bf16 autocast and fp16 on the CPU, at levels api, mix and module
+steps       40 steps on two devices with an optimizer of the family's turn: healthy, at api, module and with summaries; and with
+            a fault in step 37, which must be named in that step
 fault       a wrong kernel on the second device, recorded at level module and mix: the first module with equal bits in and other
             bits out between a right and a wrong run of that device must be named; in bf16, against fp32 too
 """
@@ -18,13 +20,17 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.heldout import kinds, record, truth
 from bench.heldout.cases import RECORDS, Setting
-from bench.heldout.plant import kernel
+from bench.heldout.plant import Plant, kernel, unseen_update
 from bench.heldout.record import Program
 from bench.levels.families import FAMILIES
 
@@ -44,8 +50,8 @@ def measure(name: str, asked: argparse.Namespace) -> list[Case]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in asked.kinds.split(","):
-            for case in {"healthy": _healthy, "precision": _precision, "fault": _faults}[kind](
-                name, Path(folder), asked.settings
+            for case in {"healthy": _healthy, "precision": _precision, "fault": _faults, "steps": _long}[kind](
+                name, Path(folder), asked
             ):
                 found.append({"family": name, "kind": kind, **case})
     return found
@@ -63,6 +69,7 @@ def _guarded(case: Case, one: Path, other: Path, **options: Any) -> Case:
         "module": found.get("module", ""),
     }
     case |= {
+        "step": found.get("step"),
         "status": found.get("status", ""),
         "row": found.get("row"),
         "text": said.get("text", ""),
@@ -72,7 +79,8 @@ def _guarded(case: Case, one: Path, other: Path, **options: Any) -> Case:
     return case
 
 
-def _healthy(name: str, folder: Path, wanted: str) -> Iterator[Case]:
+def _healthy(name: str, folder: Path, asked: argparse.Namespace) -> Iterator[Case]:
+    wanted = asked.settings
     for precision in ("fp32", "bf16"):
         for recorded in RECORDS:
             setting = Setting(**recorded)
@@ -81,15 +89,15 @@ def _healthy(name: str, folder: Path, wanted: str) -> Iterator[Case]:
                 continue
             program = Program(FAMILIES[name], precision)
             record.record(folder / "cpu", program, "cpu", setting)
-            for where in ("second", "npu"):
+            for where in asked.devices.split(","):
                 record.record(folder / where, program, where, setting)
                 case = _guarded({"setting": f"{precision} {where} {about}"}, folder / "cpu", folder / where)
                 yield case | {"failed": case["answer"] != "agrees"}
 
 
-def _precision(name: str, folder: Path, wanted: str) -> Iterator[Case]:
+def _precision(name: str, folder: Path, asked: argparse.Namespace) -> Iterator[Case]:
     for level in ("api", "mix", "module"):
-        if wanted and level not in wanted.split(","):
+        if asked.settings and level not in asked.settings.split(","):
             continue
         setting = Setting(level=level)
         record.record(folder / "wide", Program(FAMILIES[name], "fp32"), "cpu", setting)
@@ -102,12 +110,12 @@ def _precision(name: str, folder: Path, wanted: str) -> Iterator[Case]:
             yield case | {"failed": case["answer"] != "agrees"}
 
 
-def _faults(name: str, folder: Path, wanted: str) -> Iterator[Case]:
+def _faults(name: str, folder: Path, asked: argparse.Namespace) -> Iterator[Case]:
     for about, (op, wrong) in FAULTS.items():
         for number in (1, 4):
             for level in ("module", "mix"):
                 for precision, other in (("fp32", "fp32"), ("fp32", "bf16")):
-                    if wanted and level not in wanted.split(","):
+                    if asked.settings and level not in asked.settings.split(","):
                         continue
                     setting = Setting(level=level)
                     right, planted = (
@@ -137,11 +145,61 @@ def _faults(name: str, folder: Path, wanted: str) -> Iterator[Case]:
                     }
 
 
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3),
+    "SGD": partial(torch.optim.SGD, lr=1e-2, momentum=0.9),
+    "Adam, fused": partial(torch.optim.Adam, lr=1e-3, fused=True),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-3),
+    "Adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+}
+LATE: dict[str, Plant] = {
+    "product 3 % too large": kernel("addmm", kinds.scaled(1.03), 1, step=37),
+    "product 3 % too large, backward": kernel("mm", kinds.scaled(1.03), 2, "backward", step=37),
+    "one update 5 % too large": lambda training: unseen_update(_a_matrix(training.model), 1.05, step=37)(training),
+}
+"""Faults of one step."""
+
+
+def _a_matrix(model: torch.nn.Module) -> str:
+    return [name for name, value in model.named_parameters() if value.dim() > 1][-1]
+
+
+def _long(name: str, folder: Path, asked: argparse.Namespace) -> Iterator[Case]:
+    turn = list(FAMILIES).index(name)
+    optimizer = list(OPTIMIZERS)[turn % len(OPTIMIZERS)]
+
+    def build(setup: Any) -> Any:
+        training = FAMILIES[name](setup)
+        training.optimizer = OPTIMIZERS[optimizer](training.model.parameters())
+        return training
+
+    right = Program(build, steps=40)
+    for setting in (Setting(), Setting(mode="summary"), Setting(level="module")):
+        about = "summary" if setting.mode == "summary" else setting.level
+        if asked.settings and about not in asked.settings.split(","):
+            continue
+        record.record(folder / "cpu", right, "cpu", setting)
+        for where in asked.devices.split(","):
+            record.record(folder / where, right, where, setting)
+            case = _guarded({"setting": f"{optimizer} {where} {about}"}, folder / "cpu", folder / where)
+            yield case | {"failed": case["answer"] != "agrees"}
+        for fault, plant in LATE.items():
+            if not record.record(folder / "wrong", replace(right, plant=plant), "second", setting).struck:
+                continue
+            found = truth.find_truth(folder / "second", folder / "second", folder / "wrong")
+            if not found.above:
+                continue
+            case = _guarded({"setting": f"{optimizer} {about}: {fault}"}, folder / "cpu", folder / "wrong")
+            near = case["step"] == found.step and (found.outside or case["blamed"] in (*found.calls, *found.region))
+            yield case | {"failed": not near, "truth": [found.step, *found.calls[:3]], "size": found.roundoffs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="healthy,precision,fault")
     parser.add_argument("--only", default=",".join(FAMILIES))
     parser.add_argument("--settings", default="", help="levels, separated by commas; summary is one")
+    parser.add_argument("--devices", default="second,npu", help="of the healthy pairs")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

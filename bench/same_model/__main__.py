@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 import traceback
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.heldout.record import compare, import_all
-from bench.same_model import closed, open
+from bench.same_model import closed, levels, open
 from bench.same_model.training import Pair, record
 
-PARTS = {"open": open, "closed": closed}
+PARTS = {"open": open, "closed": closed, "levels": levels}
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, default="open")
     parser.add_argument("--only", default="", help="pairs whose names contain this")
     parser.add_argument("--kind", choices=["healthy", "faults"], help="one of the two tables")
+    parser.add_argument("--sample", type=int, default=100, help="per cent of the pairs, the same ones each time")
     parser.add_argument("--jobs", type=int, default=1, help="pairs at the same time")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs there, and use those that are there")
     parser.add_argument("--verbose", action="store_true", help="print the answer of each pair that failed")
@@ -87,7 +89,9 @@ def main() -> None:
     import_all()
     part = PARTS[wanted.part]
     for kind, pairs in (("healthy", part.HEALTHY), ("faults", part.FAULTS)):
-        chosen = [pair for pair in pairs if wanted.only in pair.name]
+        chosen = [
+            pair for pair in pairs if wanted.only in pair.name and zlib.crc32(pair.name.encode()) % 100 < wanted.sample
+        ]
         if chosen and wanted.kind in (None, kind):
             with ThreadPoolExecutor(wanted.jobs) as pool:
                 _print(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 import tensorprobe
+from bench.heldout.device import use_second_device
 from bench.heldout.record import join, start
 
 Choices = dict[str, Any]
@@ -50,6 +51,7 @@ DEFAULT: Choices = {
     "steps": 2,
     "ranks": 1,
     "device": "cpu",
+    "dtype": torch.float32,
     "wrap": None,
     "before_step": None,
     "settings": {},
@@ -65,23 +67,29 @@ def record(out: Path, choices: Choices) -> None:
 
 def _train(rank: int, out: Path, chosen: Choices) -> None:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    if chosen["device"] != "cpu":
-        tensorprobe.sim.enable(chosen["device"])
+    where = chosen["device"]
+    torch.set_num_threads(2 if where == "threads" else 1)
+    device = "npu" if where == "npu" else "cpu"
+    if device == "npu":
+        tensorprobe.sim.enable(device)
     if chosen["ranks"] > 1:
         store = distributed.FileStore(f"{out}.store", chosen["ranks"])
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=chosen["ranks"])
     torch.manual_seed(0)
-    model: nn.Module = chosen["model"]().to(chosen["device"])
+    model: nn.Module = chosen["model"]().to(device, chosen["dtype"])
     run = model if chosen["wrap"] is None else chosen["wrap"](model)
     optimizer = chosen["optimizer"](model.parameters())
+    if where == "second":
+        use_second_device()
     with tensorprobe.capture(out, model=model, steps_by="optimizer", in_process=True, **chosen["settings"]):
         for step in range(chosen["steps"]):
             generator = torch.Generator().manual_seed(step)
             inputs, target = chosen["batch"](generator)
             if chosen["ranks"] > 1:
                 inputs, target = (each.chunk(chosen["ranks"])[rank] for each in (inputs, target))
-            loss: Tensor = chosen["loss"](run(inputs.to(chosen["device"])), target.to(chosen["device"]))
+            if inputs.is_floating_point():
+                inputs = inputs.to(chosen["dtype"])
+            loss: Tensor = chosen["loss"](run(inputs.to(device)), target.to(device))
             loss.backward()
             if chosen["clip"] is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), **chosen["clip"])

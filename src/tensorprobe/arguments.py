@@ -6,6 +6,7 @@ A small recursion of our own: the general one of torch costs ten times as much, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,14 +46,26 @@ def flatten_result(result: Any, tensors: Tensors, side: str = "output") -> None:
     if isinstance(result, torch.Tensor):
         tensors.append((f"{side}.0", result))
     elif isinstance(result, (tuple, list)):
-        for i, value in enumerate(result):
+        for i, value in enumerate(_entries(result)):
             _walk(value, _OUTPUTS[i] if side == "output" and i < _MANY else f"{side}.{i}", tensors)
     elif isinstance(result, dict):
-        for key, value in result.items():
+        for key, value in dict.items(result):
             _walk(value, f"{side}.{key}", tensors)
     elif result is not None and hasattr(result, "__dataclass_fields__"):
         for key in result.__dataclass_fields__:
             _walk(getattr(result, key, None), f"{side}.{key}", tensors)
+
+
+def describe_result(result: Any) -> Any:
+    """Return the tree of a result, with slots named as `flatten_result` names them: a list of results, or a tree with names."""
+    if isinstance(result, tuple):
+        tree = _walk(result, "output", [])
+        return tree if "fields" in tree else tree["value"]
+    if isinstance(result, torch.Tensor):
+        return [{"slot": "output.0"}]
+    if (names := getattr(result, "__dataclass_fields__", None)) is not None:
+        result = {name: getattr(result, name, None) for name in names}
+    return [_walk(result, "output", [])]
 
 
 def _walk(value: Any, path: str, tensors: Tensors) -> Any:
@@ -67,11 +80,19 @@ def _walk(value: Any, path: str, tensors: Tensors) -> Any:
     if kind is list:
         return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
     if isinstance(value, tuple):
-        entries = [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
-        return {"type": "torch.Size" if kind is torch.Size else "tuple", "value": entries}
+        entries = [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(_entries(value))]
+        tree = {"type": "torch.Size" if kind is torch.Size else "tuple", "value": entries}
+        if (fields := getattr(kind, "_fields", None)) is not None:
+            tree["fields"] = [str(field) for field in fields]
+        return tree
     if isinstance(value, dict):
-        return {"type": "dict", "value": {str(k): _walk(v, f"{path}.{k}", tensors) for k, v in value.items()}}
+        return {"type": "dict", "value": {str(k): _walk(v, f"{path}.{k}", tensors) for k, v in dict.items(value)}}
     return _describe(value, kind, path, tensors)
+
+
+def _entries(value: Any) -> Iterator[Any]:
+    """Iterate over a list or tuple without the methods of a class of the program."""
+    return list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
 
 
 def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
@@ -89,7 +110,7 @@ def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
     if kind.__qualname__ in _REDUCTIONS and kind.__module__.startswith("torch."):
         return {"type": "torch.distributed.ReduceOp", "value": _name_reduction(value)}
     if isinstance(value, list):
-        return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
+        return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(_entries(value))]
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         fields = {key: _walk(getattr(value, key, None), f"{path}.{key}", tensors) for key in value.__dataclass_fields__}
         return {"type": "dict", "value": fields}

@@ -15,7 +15,8 @@
     ├── NotFound                 a call, slot, step or rank that the run does not hold
     ├── NoData                   the slot was recorded without its values
     ├── CannotCompare            two runs that have nothing to compare
-    │   └── NothingPaired        not one call has a partner
+    │   ├── NothingPaired        not one call has a partner
+    │   └── OtherLayout          they ran in other numbers of processes, and differ only for that, as far as is known
     ├── TrainingStopped          a watch was told to end the training after so many findings, and does
     ├── UnsupportedTorch         a private torch name that a room needs is absent
     ├── SelfTestFailed           capture does not record what it must, in this process
@@ -98,6 +99,10 @@ class TrainingStopped(TensorprobeError):
 
 class NothingPaired(CannotCompare):
     """Not one call of one run has a partner in the other."""
+
+
+class OtherLayout(CannotCompare):
+    """Two runs with other numbers of processes, which hold other parts of the tensors."""
 
 
 class SelfTestFailed(TensorprobeError):

@@ -35,13 +35,14 @@ OLDEST, NEWEST = (2, 1), (2, 15)
 
 
 class Name(NamedTuple):
-    """One name of torch: the first version that has it, what is used before, and what is lost without it."""
+    """One name of torch: the first version that has it, what is used before, and what is lost without it, or with it."""
 
     path: str
     since: str
     before: str = ""
     lost: str = ""
     found: bool = True
+    lost_with: str = ""
 
 
 NAMES: list[Name] = []
@@ -71,10 +72,10 @@ def need(path: str, *, since: str = "2.1", before: str = "", lost: str = "", ins
     return instead
 
 
-def behaves(what: str, since: str, before: str = "", lost: str = "") -> bool:
+def behaves(what: str, since: str, before: str = "", lost: str = "", lost_with: str = "") -> bool:
     """Declare something that names cannot show; return whether the installed torch is new enough."""
     found = torch_version() >= tuple(map(int, since.split(".")))
-    NAMES.append(Name(what, since, before, lost, found))
+    NAMES.append(Name(what, since, before, lost, found, lost_with))
     return found
 
 
@@ -92,9 +93,9 @@ def torch_version() -> tuple[int, int]:
 def limits() -> list[str]:
     """Return what capture cannot do with the installed torch, one sentence each."""
     return [
-        f"{name.lost} (torch {name.since} and newer have {name.path}; this is {torch.__version__})"
+        f"{lost} (torch {name.since} and newer have {name.path}; this is {torch.__version__})"
         for name in NAMES
-        if name.lost and not name.found
+        if (lost := name.lost_with if name.found else name.lost)
     ]
 
 
@@ -147,7 +148,6 @@ is_tracing: Callable[[], bool] = need("_C._is_tracing")
 _is_compiling: Callable[[], bool] = need(
     "compiler.is_compiling", since="2.3", before="torch._utils.is_compiling", instead=find("_utils.is_compiling")
 )
-
 
 frame_evaluation: Any = need("_C._dynamo.eval_frame")
 _set_frame_callback: Callable[[Any], Any] = frame_evaluation.set_eval_frame
@@ -219,11 +219,7 @@ COLLECTIVES = (
     "broadcast gather irecv isend recv reduce reduce_scatter reduce_scatter_tensor scatter send"
 ).split()
 """The functions of torch.distributed that a function mode is to see. torch shows all of them since 2.13, some since 2.8."""
-behaves(
-    "torch function overrides of torch.distributed",
-    "2.13",
-    "the bodies of these functions are replaced while a probe runs",
-)
+behaves("torch function overrides of torch.distributed", "2.13", "their bodies are replaced while a probe runs")
 
 
 def hidden_collectives() -> Iterator[tuple[str, FunctionType]]:
@@ -239,9 +235,14 @@ SHOWS_SUBSCRIPTS = behaves(
     "2.2",
     "Tensor has methods of ours while a probe runs",
 )
-DETACHES_ONCE = behaves(
-    "torch.Tensor.detach that a dispatch mode sees once", "2.10", "the second of two is not recorded"
+DETACHES_ONCE = behaves("torch.Tensor.detach, seen once by dispatch modes", "2.10", "the second is not recorded")
+APPLIES_IN_C = behaves(
+    "torch.autograd.Function.apply written in C",
+    "2.14",
+    "the same of its base class is replaced while a probe runs",
+    lost_with="of an autograd.Function whose apply was taken before capture began, only the calls inside are seen",
 )
+are_functorch_transforms_active: Callable[[], bool] = need("_C._are_functorch_transforms_active")
 
 
 def keep_backends_of_groups() -> None:
@@ -251,11 +252,11 @@ def keep_backends_of_groups() -> None:
     a work that was made under a mode. The backend as a Python object is destroyed without the lock: it has to go last.
     """
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    for group in [] if world is None or torch_version() >= (2, 13) else [*world.pg_map]:
-        if group not in _groups:
-            _groups.add(group)
-            backends = [group._get_backend(device) for device in group._device_types]
-            weakref.finalize(group, backends.clear).atexit = False
+    held = [] if world is None or torch_version() >= (2, 13) else [*world.pg_map]
+    for group in (group for group in held if group not in _groups):
+        _groups.add(group)
+        backends = [group._get_backend(device) for device in group._device_types]
+        weakref.finalize(group, backends.clear).atexit = False
 
 
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -277,6 +278,7 @@ address_of: Callable[[torch.Tensor], int] = need(
     before="Tensor.data_ptr, which makes the copy of a tensor of torch._lazy_clone",
     instead=torch.Tensor.data_ptr,
 )
+innermost_transform: Callable[[], Any] = need("_C._functorch.peek_interpreter_stack")
 is_functional_tensor: Callable[[torch.Tensor], bool] = need("_is_functional_tensor")
 PLAIN_CLASSES = frozenset((torch.Tensor, torch.nn.Parameter))
 is_wrapper_class: Callable[[type], bool] = need(
@@ -298,6 +300,7 @@ clone_generator: Callable[[torch.Generator], torch.Generator] = need(
 # Functions: where torch keeps its kernels.
 OpOverload: Any = need("_ops.OpOverload")
 OpOverloadPacket: Any = need("_ops.OpOverloadPacket")
+HigherOrderOperator: Any = need("_ops.HigherOrderOperator")
 schemas_of_op: Callable[[str], list[Any]] = need("_C._jit_get_schemas_for_operator")
 functions_of_aten: Any = need("_C._VariableFunctions")
 functions_of_nn: Any = need("_C._nn")
@@ -318,9 +321,9 @@ def overridable_functions() -> dict[Any, list[Any]]:
 
 
 def resolve_name(function: Any) -> str | None:
-    """Return the dotted name that torch has for one of its functions."""
+    """Return the dotted name that torch has for one of its functions. No filter of warnings is set: Python forgets by it."""
     overridable_functions()
-    return torch.overrides.resolve_name(function)  # type: ignore[no-any-return]
+    return inspect.unwrap(torch.overrides.resolve_name)(function)  # type: ignore[no-any-return]
 
 
 def accelerators() -> dict[str, Any]:
@@ -356,8 +359,7 @@ def is_autocast_on(device_type: str) -> bool:
     """Return whether autocast is on for a kind of device."""
     if _get_autocast_dtype is not None:
         return bool(torch.is_autocast_enabled(device_type))
-    ask = find(f"is_autocast_{_older_autocast(device_type)}enabled")
-    return bool(ask is not None and ask())
+    return bool((find(f"is_autocast_{_older_autocast(device_type)}enabled") or bool)())
 
 
 def set_autocast(device_type: str, on: bool) -> None:
@@ -450,16 +452,11 @@ MODES_PASS_SUBCLASSES = behaves(
 
 def replace_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Wrap the function through which every backward enters the autograd engine (torch 2.2 and newer)."""
-    wrapped = wrap(torch.autograd.graph._engine_run_backward)
-    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrap(torch.autograd.graph._engine_run_backward)
+    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward
 
 
-need(
-    "_C.DispatchKey.AutogradNestedTensor",
-    since="2.2",
-    before="autograd follows what capture does with nested tensors",
-    instead=None,
-)
+need("_C.DispatchKey.AutogradNestedTensor", since="2.2", before="autograd sees ours on nested tensors", instead=None)
 _QUIET_KEYS = ("Python", "PythonTLSSnapshot", "AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 _QUIET = reduce(or_, (DispatchKeySet(getattr(DispatchKey, key)) for key in _QUIET_KEYS if hasattr(DispatchKey, key)))
 
@@ -491,10 +488,11 @@ def replacing_saved(replace: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
 
 
 def naming_ops(names: set[str]) -> Any:
-    """Return a context: ops that run inside, below autograd, add their names to `names`: `aten::mul`."""
+    """Return a context: ops that run inside, below autograd, add their names to `names`: `aten::mul`. Questions do not."""
 
     def dispatch(_: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        names.add(str(getattr(op, "_schema", op)).partition("(")[0].partition(".")[0])
-        return op(*args, **(kwargs or {}))
+        if not isinstance(result := op(*args, **(kwargs or {})), bool):
+            names.add(str(getattr(op, "_schema", op)).partition("(")[0].partition(".")[0])
+        return result
 
     return type("Naming", (DispatchMode,), {"__torch_dispatch__": dispatch})()

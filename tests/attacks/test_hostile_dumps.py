@@ -267,3 +267,10 @@ def test_mutated_dumps_never_crash(tmp_path: Path) -> None:
         finally:
             file.write_bytes(originals[file])
     assert readings > 100
+
+
+@pytest.mark.parametrize("target", ["forward_info_7.json", "nowhere.json"])
+def test_a_link_in_place_of_a_checkers_file_is_damage(tmp_path: Path, target: str) -> None:
+    (tmp_path / "forward_info_7.json").symlink_to(target)
+    with pytest.raises(RunDamaged, match=r"forward_info_7\.json' is a symbolic link, where a run has a file"):
+        open_run(tmp_path)

@@ -39,6 +39,7 @@ class HandRow:
     grad: bool
     figures: dict[str, Any]
     why: Unmeasured | None
+    role: str
 
 
 @dataclass
@@ -62,6 +63,7 @@ def row(
     basis: int | None = None,
     grad: bool = False,
     why: Unmeasured | None = None,
+    role: str = "",
     **figures: Any,
 ) -> HandRow:
     """One pair of tensors; `figures` replace those that follow from `error`, `why` makes it an unmeasured one."""
@@ -79,7 +81,7 @@ def row(
     if basis is None:
         basis = NONE if why else VALUES if error or figures else DIGEST
     key = f"fresh {next(_fresh_keys)}" if key is None else key
-    return HandRow(slot, key, dtype, shape, basis, grad, {**usual, **figures}, why)
+    return HandRow(slot, key, dtype, shape, basis, grad, {**usual, **figures}, why, role)
 
 
 def call(name: str, *rows: HandRow, **more: Any) -> HandCall:
@@ -145,6 +147,7 @@ def step(*calls: HandCall, step: int = 0, rank: int = 0, findings: tuple[Finding
             note=["" if row.why is None else row.why.value for row in rows],
             figures=columns,
             unmeasured={at: row.why for at, row in enumerate(rows) if row.why is not None},
+            roles={at: row.role for at, row in enumerate(rows) if row.role},
         ),
         contents=list(contents),
         layouts=[None],

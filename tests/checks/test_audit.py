@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -149,6 +150,45 @@ def test_a_fault_that_strikes_once_is_found_where_it_struck(tmp_path: Path) -> N
 def test_a_dropout_that_forgets_to_scale_is_found(tmp_path: Path) -> None:
     folder = record(tmp_path / "run", Wrong("div_.Scalar", lambda t: t.mul_(0.75)))
     assert {check.op for check in audit(folder).failures} == {"Functional.dropout"}
+
+
+def attend(folder: Path, dtype: str, wrong: TorchDispatchMode | None = None, **more: Any) -> tensorprobe.AuditResult:
+    """Audit attention of which parts are dropped."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 2, 24, 8).to(getattr(torch, dtype)).requires_grad_() for _ in range(3))
+    with tensorprobe.capture(folder, level="api", in_process=True), wrong or contextlib.nullcontext():
+        held = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **more)
+        (held * held.detach().cos()).sum().backward()
+    return audit(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_dropout_passes_whatever_was_dropped(tmp_path: Path, dtype: str, causal: bool) -> None:
+    result = attend(tmp_path / "run", dtype, is_causal=causal)
+    [check] = [each for each in result.checks if "attention" in each.op]
+    assert (check.forward, check.backward) == ("pass", "pass") and result.exit_code == 0
+    assert [(each.direction, each.slot) for each in check.details] == [
+        ("forward", "output.0"), ("backward", "output.0"), ("backward", "output.1"), ("backward", "output.2"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("since", "failing"), [(2, ["output.2"]), (5, ["output.0", "output.1"])])
+def test_a_wrong_gradient_of_attention_with_dropout_is_named(tmp_path: Path, since: int, failing: list[str]) -> None:
+    """The products of a step are: scores, result, and the gradients of value, shares, query and key.
+
+    Those of query and key that are wrong by the same factor could be another draw.
+    """
+    result = attend(tmp_path / "run", "float32", Wrong("bmm.default", scaled, since=since))
+    [check] = [each for each in result.checks if "attention" in each.op]
+    assert check.backward == "fail"
+    assert [each.slot for each in check.details if each.result == "fail"] == failing
+
+
+def test_attention_that_forgets_to_scale_what_it_keeps_is_found(tmp_path: Path) -> None:
+    result = attend(tmp_path / "run", "float32", Wrong("bmm.default", lambda t: t * 0.6, since=1))
+    [check] = [each for each in result.checks if "attention" in each.op]
+    assert check.forward == "fail" and "size of a draw" in check.message
 
 
 def test_a_span_is_audited_from_its_first_call_to_its_last(tmp_path: Path) -> None:

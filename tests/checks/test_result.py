@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tensorprobe.checks.plan import Finished, Plan, Planned, Task
-from tensorprobe.checks.result import PrecheckResult, conclude
+from tensorprobe.checks.result import AuditResult, PrecheckResult, conclude
 from tensorprobe.checks.settings import PrecheckSettings
 from tensorprobe.record.run import Entry
 from tests.checks.planting import check as check_alone
@@ -58,10 +58,11 @@ def test_failures_and_their_scripts_can_be_asked_for() -> None:
     assert result.replays == {"Functional.softmax.0.forward": "out/failures/a.py"}
     assert str(result).splitlines()[-1] == "Run it alone: python out/failures/a.py"
     assert repr(result) == "<precheck: 1 passed, 1 failed, 0 skipped>"
+    assert repr(AuditResult(result.summary)) == "<audit: 1 passed, 1 failed, 0 skipped>"
     assert json.loads(result.to_json()) == result.to_dict()
 
 
-def test_trouble_of_our_own_is_told_once_with_its_count() -> None:
+def test_an_error_of_the_tool_is_reported_once_with_its_count() -> None:
     notes = concluded(*(Finished(check=skipped(), trouble=f"Traceback {at}") for at in range(2))).summary.notes
     assert notes == [
         "from the plan",

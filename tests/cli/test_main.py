@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from tensorprobe.cli import main as program
 from tensorprobe.version import VERSION
@@ -29,6 +30,24 @@ def test_help_names_every_command() -> None:
     assert done.returncode == 0
     for command in ("capture", "inspect", "export", "doctor"):
         assert f" {command} " in done.stdout
+    for told in (done.stdout, run_program("compare", "--help").stdout):
+        assert "--help" in told and "env var" not in told and "TENSORPROBE_" not in told
+
+
+def test_the_list_of_commands_is_what_their_own_help_says() -> None:
+    commands = get_command(program.app).commands  # type: ignore[attr-defined]
+    for name, words in program.COMMANDS.items():
+        assert " ".join(commands[name].help.split()).startswith(words), name
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from tensorprobe.cli.main import app; sys.argv[1:] = ['--help']; app(standalone_mode=False);"
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith('tensorprobe.engine')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "compare" in done.stdout
+    assert done.stderr.strip() == ""
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["inspect"], ["inspect", "x", "--limit", "0"]])

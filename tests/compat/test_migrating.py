@@ -25,7 +25,7 @@ PROMISED: dict[str, str | list[str]] = {
     "The guide of api_accuracy_checker": (
         "api_accuracy_checker.dump set_dump_switch update_config dump_path real_data enable_dataloader target_iter "
         "error_data_path forward_info_{pid}.json backward_info_{pid}.json stack_info_{pid}.json forward_real_data "
-        "backward_real_data run_ut.py -forward -backward -save_error_data --out_path accuracy_checking_result.csv "
+        "PyTorch backward_real_data run_ut.py -forward -backward -save_error_data --out_path accuracy_checking_result.csv "
         "accuracy_checking_details.csv run_overflow_check.py FAQ Features PYTHONPATH tqdm prettytable pyyaml Exception "
         "ut_error_data"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -205,3 +206,88 @@ def test_the_optimizer_is_dumped_alike_on_every_device(tmp_path: Path) -> None:
         held[foreach] = json.loads(file.read_text())["data"]
     assert any("add_" in name for name in held[False])
     assert not any("_foreach_" in name for name in held[True])
+
+
+class Outside(nn.Module):
+    """Results of every kind, in a model that calls a module which is not its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named, self.packed = Named(), nn.LSTM(4, 4, batch_first=True)
+        self.strangers = [nn.ReLU()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = self.named(x, torch.Generator())
+        sequence = nn.utils.rnn.pack_padded_sequence(given["y"], [2, 2], batch_first=True)
+        result: torch.Tensor = self.strangers[0](self.packed(sequence)[0].data)
+        return result.sum()
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:
+        return {"y": x * 2, "number": 3, "nothing": None}
+
+
+def dump_net(net: Any, loss: Callable[[], torch.Tensor], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    debugger = PrecisionDebugger(dump_path=str(folder), task="statistics", level="mix")
+    debugger.start(net)
+    loss().backward()
+    debugger.stop()
+    PrecisionDebugger._instance = None
+    (file,) = folder.rglob("dump.json")
+    return json.loads(file.read_text())["data"], json.loads(file.with_name("construct.json").read_text())
+
+
+def test_only_modules_inside_the_given_model_are_dumped(tmp_path: Path) -> None:
+    net, loss = Outside(), nn.MSELoss()
+    x = torch.randn(2, 2, 4, requires_grad=True)
+    data, parents = dump_net(net, lambda: loss(net(x), torch.zeros(())), tmp_path / "dump")
+    assert {name.split(".")[1] for name in data if name.startswith("Module.")} == {"named", "packed"}
+    assert parents["Functional.mse_loss.0.forward"] is parents["Functional.relu.0.forward"] is None
+
+
+def test_several_models_have_their_numbers_in_the_paths(tmp_path: Path) -> None:
+    nets = [nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))]
+    data, parents = dump_net(nets, lambda: nets[1](nets[0](torch.ones(2, 3))).sum(), tmp_path / "dump")
+    modules = [name for name in data if name.startswith("Module.") and name.endswith(".forward.0")]
+    assert modules == ["Module.0.0.Linear.forward.0", "Module.1.0.Linear.forward.0"]
+    assert parents[modules[0]] is None
+
+
+def test_a_wrapper_is_part_of_the_paths_as_torch_has_them(tmp_path: Path) -> None:
+    inner = nn.Sequential(nn.Linear(3, 3))
+    net = nn.DataParallel(inner)
+    data, parents = dump_net(net, lambda: net(torch.ones(2, 3)).sum(), tmp_path / "dump")
+    assert {"Module.module.Sequential.forward.0", "Module.module.0.Linear.forward.0"} <= {*data}
+    assert parents["Module.module.0.Linear.forward.0"] == "Module.module.Sequential.forward.0"
+
+
+def test_results_are_dumped_as_they_were_returned(tmp_path: Path) -> None:
+    net = Outside()
+    x = torch.randn(2, 2, 4, requires_grad=True)
+    data, _ = dump_net(net, lambda: net(x), tmp_path / "dump")
+    named = data["Module.named.Named.forward.0"]
+    assert kinds(named["input_args"]) == ["torch.Tensor", None], "no word for a Generator"
+    (held,) = named["output"]
+    assert held["number"] == {"type": "int", "value": 3} and held["nothing"] is None and held["y"]["shape"] == [2, 2, 4]
+    packed = data["Module.packed.LSTM.forward.0"]
+    assert list(packed["input_args"][0]) == ["data", "batch_sizes", "sorted_indices", "unsorted_indices"]
+    assert packed["output"][0]["data"]["shape"] == [4, 4] and len(packed["output"][1]) == 2
+
+
+def test_the_side_of_a_number_is_known_whatever_computes_it(tmp_path: Path) -> None:
+    scales, net = {"a": [2.0]}, nn.Linear(2, 2)
+
+    def compute() -> torch.Tensor:
+        x = net(torch.ones(2, 2))
+        y = math.sqrt(2.0 / math.pi) * (x + 0.5 * torch.pow(x, 3.0))  # rmul, rmul
+        y = len(scales) * y * scales["a"][0]  # rmul, mul
+        z: Any = 0
+        z += y  # radd
+        z *= 2.0  # imul
+        return (x.shape[0] ** -0.5) * (math.log(3) + z).sum() * x.dim()  # radd, rmul, mul
+
+    data, _ = dump_net(net, compute, tmp_path / "dump")
+    found = [name.split(".")[1] for name in data if name.startswith("Tensor.__") and name.endswith("forward")]
+    expected = "rmul add rmul rmul mul radd imul radd rmul mul"
+    assert sorted(found) == sorted(f"__{name}__" for name in expected.split())

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from tensorprobe.legacy.checker.run_ut import spell, write_tables
 from tensorprobe.legacy.layouts.targets import remove_ended
 from tensorprobe.legacy.msprobe.config import read_config
 from tensorprobe.legacy.msprobe.online import _read_number
+from tensorprobe.legacy.wrapped import _LINEAR_ALGEBRA
+from tensorprobe.replay.functions import find_function
 from tests.taps.scripts import run_tool
 
 SHIPPED: dict[str, Any] = {
@@ -140,6 +143,37 @@ def test_the_tables_of_run_ut_have_the_shipped_columns(tmp_path: Path) -> None:
     assert [cells[column] for column in ("Bench Dtype", "NPU Dtype", "Shape", "Compare Builtin Type")] == [
         *("torch.float64", "torch.float32", "(3, 4)", "N/A")
     ]
+
+
+def test_the_verdicts_on_a_dump_of_the_shipped_tool_are_those_of_its_tables(tmp_path: Path) -> None:
+    """The zip holds some APIs that it dumped on the simulated NPU, and both tables of its own run_ut.py."""
+    with zipfile.ZipFile(Path(__file__).with_name("shipped_checker.zip")) as shipped:
+        shipped.extractall(tmp_path)
+    files = [f"-{side}={tmp_path}/{side}_info_26443.json" for side in ("forward", "backward")]
+    assert run_ut([*files, "--out_path", str(tmp_path)]) == 0
+
+    def read(folder: Path, table: str) -> dict[str, dict[str, str]]:
+        with (folder / f"accuracy_checking_{table}.csv").open() as file:
+            return {next(iter(row.values())): row for row in csv.DictReader(file)}
+
+    theirs, ours = read(tmp_path / "oo", "result"), read(tmp_path, "result")
+    assert list(theirs) == list(ours)
+    columns = ("Forward Test Success", "Backward Test Success")
+    differ = {name for name, row in theirs.items() if any(row[column] != ours[name][column] for column in columns)}
+    assert differ == {"Torch*cat*0", "Tensor*add_*1"}  # their backward is not checked there
+    lines, own_lines = read(tmp_path / "oo", "details"), read(tmp_path, "details")
+    assert {name for name in lines if name not in own_lines} == {
+        name for name, row in lines.items() if row["Max Abs Err Message"] == "output is None"
+    }
+    for name in lines.keys() & own_lines.keys():
+        if "__bool__" not in name:  # `<class 'bool'>` there, torch.bool and () here
+            for column in ("Bench Dtype", "NPU Dtype", "Shape", "Pass"):
+                assert lines[name][column] == own_lines[name][column]
+
+
+@pytest.mark.parametrize("name", [name for name in _LINEAR_ALGEBRA.split() if hasattr(torch.linalg, name)])
+def test_functions_of_linear_algebra_are_checked_under_the_names_of_a_dump(name: str) -> None:
+    assert callable(find_function(f"Torch.{name}"))
 
 
 def test_importing_ptdbg_ascend_seeds_the_program() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.identical.__main__ import start_twice, verdict
-from bench.identical.programs import PROGRAMS
+from bench.identical.programs import NEEDS, PROGRAMS
 
 EVERYWHERE = [("api", "tensor"), ("aten", "tensor")]
 ALSO = [("mix", "tensor"), ("module", "tensor"), ("api", "summary")]
+ALL = [pytest.param(name, marks=pytest.mark.needs_torch(*NEEDS[name]) if name in NEEDS else ()) for name in PROGRAMS]
 FEW = ["training", "dropout", "generation, cache filled by slices", "empty, filled by pieces"]
 
 
@@ -24,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("level", "mode"), EVERYWHERE)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ALL)
 def test_identical_runs_agree(runs: Path, name: str, level: str, mode: str) -> None:
     assert verdict(runs, name, level, mode) == ""
 

@@ -190,7 +190,7 @@ def test_one_large_element_does_not_excuse_errors_of_all_others(tmp_path: Path) 
     assert not compare(tmp_path, *runs).agrees
 
 
-def test_an_aten_op_of_the_backward_has_nothing_to_do_with_the_forward_of_its_number(tmp_path: Path) -> None:
+def test_a_backward_aten_op_is_not_linked_to_the_forward_op_of_the_same_number(tmp_path: Path) -> None:
     """At level aten both directions are counted apart: operands of number 0 forward excuse nothing of number 0 backward."""
     large = X * np.float32(1e8)
     runs = [
@@ -235,7 +235,7 @@ def test_a_copy_into_a_buffer_that_goes_wrong_is_seen(tmp_path: Path) -> None:
     assert not result.agrees
 
 
-def test_other_weights_changed_in_place_are_seen_though_memory_of_their_shape_was_allocated(tmp_path: Path) -> None:
+def test_weights_changed_in_place_are_found_despite_allocations_of_their_shape(tmp_path: Path) -> None:
     def run(weight: Array) -> list[Call]:
         return [
             call("Torch.empty.0.forward", outputs=[Tensor(weight, skipped=UNWRITTEN)]),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorprobe
 from tests.builders.runs import call, write
@@ -225,6 +226,82 @@ def test_an_error_in_different_calls_is_named_there(name: str, tmp_path: Path) -
     named = [name for region in regions[:1] for name in (*region.baseline, *region.candidate)]
     assert any(op in each for each in named), str(result)
     assert divergence.call in named or divergence.candidate_call in named
+
+
+def test_different_calls_that_are_right_by_themselves_are_another_formula(tmp_path: Path) -> None:
+    result = tensorprobe.compare(train(tmp_path / "a"), train(tmp_path / "b", attend=attend_hot))
+    assert result.divergence is not None and result.divergence.region_proof is not None
+    proof = result.divergence.region_proof
+    assert proof.right > 3 and not proof.wrong and not proof.unproved, str(result)
+    assert "the formula differs, not a kernel" in str(result)
+
+
+class WrongSoftmax(TorchDispatchMode):
+    """The last element of each softmax is lost."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # the tap would see it as a call of the program
+            made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._softmax.default:
+            made[..., -1] = 0
+        return made
+
+
+def test_a_wrong_kernel_in_different_calls_is_named(tmp_path: Path) -> None:
+    with WrongSoftmax():
+        wrong = train(tmp_path / "b")
+    result = tensorprobe.compare(train(tmp_path / "a", attend=attend_fused), wrong)
+    assert result.divergence is not None and result.divergence.region_proof is not None
+    assert result.divergence.region_proof.wrong == ["candidate Functional.softmax.0.forward"], str(result)
+    assert "wrong by itself (float64 replay): Functional.softmax.0.forward of the candidate" in str(result)
+
+
+def dropping(out: Path, seed: int, act: Step = F.gelu, drop: Step = F.dropout) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4))
+    x = torch.randn(64, WIDTH)
+    torch.manual_seed(seed)
+    with tensorprobe.capture(out, model=model, in_process=True):
+        model[1](act(drop(model[0](x)))).square().sum().backward()
+    return out
+
+
+def test_another_mask_of_dropout_is_named_as_another_random_stream(tmp_path: Path) -> None:
+    result = tensorprobe.compare(dropping(tmp_path / "a", 1), dropping(tmp_path / "b", 2))
+    first = result.divergence
+    assert result.exit_code == 1 and first is not None and first.random
+    assert first.call == "Functional.dropout.0.forward"
+    assert "another random stream, by its law on both sides" in str(result)
+    assert result.summary.statuses["introduced"] == 1
+
+
+def test_a_wrong_call_behind_another_mask_of_dropout_is_named(tmp_path: Path) -> None:
+    with WrongSoftmax():
+        wrong = dropping(tmp_path / "b", 2, lambda x: F.softmax(x, -1))
+    result = tensorprobe.compare(dropping(tmp_path / "a", 1, lambda x: F.softmax(x, -1)), wrong)
+    assert result.divergence is not None and result.divergence.call == "Functional.softmax.0.forward", str(result)
+    assert any("Functional.dropout.0.forward drew other random numbers" in note for note in result.summary.notes)
+
+
+def test_dropout_that_breaks_its_law_is_no_random_stream(tmp_path: Path) -> None:
+    def leaking(x: Tensor) -> Tensor:
+        with Leak():
+            return F.dropout(x)
+
+    result = tensorprobe.compare(dropping(tmp_path / "a", 1), dropping(tmp_path / "b", 2, drop=leaking))
+    first = result.divergence
+    assert first is not None and not first.random and first.proof is not None and first.proof.candidate_wrong
+
+
+class Leak(TorchDispatchMode):
+    """Dropout scales what it keeps by 2 % too much."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            made = func(*args, **(kwargs or {}))
+            if func.overloadpacket is torch.ops.aten.div_:  # the mask, by the share that is kept
+                made.mul_(1.02)
+        return made
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=["foreach", "fused"])

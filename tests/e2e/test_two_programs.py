@@ -270,7 +270,7 @@ def test_a_backward_that_is_missing_beside_its_forward_is_still_named(tmp_path: 
     assert "Tensor.sqrt.0.backward" in [finding.call for finding in result.findings]
 
 
-def test_an_optimizer_that_works_on_lists_on_one_side_only_is_explained_without_values(tmp_path: Path) -> None:
+def test_a_foreach_optimizer_on_one_side_is_explained_without_values(tmp_path: Path) -> None:
     for name, foreach in (("a", False), ("b", True)):
         tensorprobe.seed_all(1)
         model = torch.nn.Linear(4, 2)

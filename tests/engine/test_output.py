@@ -12,6 +12,7 @@ import pytest
 
 from tensorprobe.engine import compare, output
 from tensorprobe.errors import CannotCompare, RunDamaged, SettingsError
+from tensorprobe.record.reader import NativeSegment
 from tests.builders.ranks import FILES, listed, write_pair, written
 from tests.builders.runs import call, write
 
@@ -108,3 +109,13 @@ def test_each_input_names_the_call_that_made_it(tmp_path: Path) -> None:
         ("sub", "input.1"): 0,
         ("sub", "output.0"): -1,
     }
+
+
+def test_what_is_kept_of_a_diverging_call_needs_no_second_pass_over_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = write_pair(tmp_path)
+    kept = [one.call for one in compare(*runs, prove="off").evidence]
+    assert kept
+    monkeypatch.setattr(NativeSegment, "index", lambda _: pytest.fail("an index was made"))
+    assert [one.call for one in compare(*runs, prove="off").evidence] == kept

@@ -33,14 +33,19 @@ CAPTURES = {
 WATCHES = (*CAPTURES, "online", "overflow")
 
 
-def assert_unharmed(program: Program, folder: Path, *, by: tuple[str, ...] = WATCHES) -> None:
-    """Run the program alone, then with each watch: what it says, raises, warns of and draws is the same."""
+def assert_unharmed(program: Program, folder: Path, *, by: tuple[str, ...] = WATCHES, complete: bool = False) -> None:
+    """Run the program alone, then with each watch: what it says, raises, warns of and draws is the same.
+
+    With `complete` no watch may have missed a call.
+    """
     _observe(program, lambda *_, **__: nullcontext())  # torch warns of some things once only
     alone = _observe(program, lambda *_, **__: nullcontext())
     alone.pop("incomplete")
     for name in by:
         watched = _observe(program, _watch(name, folder / name))
-        print(name, watched.pop("incomplete"))
+        missed = watched.pop("incomplete")
+        assert not (complete and missed), (name, missed)
+        print(name, missed)
         assert watched == alone, name
 
 

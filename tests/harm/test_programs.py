@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
+from tensorprobe import torch_names
 from tests.harm.programs import WATCHES, Program, Say, Watch, assert_unharmed, described
 
 PROGRAMS: dict[str, Program] = {}
@@ -497,6 +498,143 @@ def functions_and_operators_of_its_own(watch: Watch, say: Say) -> None:
         double.sum().backward()
         say(value.grad)
     say(log)
+
+
+@program
+def a_function_with_a_vmap_of_its_own(watch: Watch, say: Say) -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(value: Tensor) -> Tensor:
+            return value.sin()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * ctx.saved_tensors[0].cos()
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, value: Tensor) -> Any:
+            return Own.apply(value), in_dims[0]
+
+    with watch():
+        value = torch.randn(2, 3)
+        say(torch.func.vmap(Own.apply)(value), torch.func.grad(lambda each: Own.apply(each).sum())(value))
+
+
+@program
+def a_backward_hook_where_no_input_has_a_gradient(watch: Watch, say: Say) -> None:
+    """torch warns, five frames above itself: at the line that calls backward."""
+    model = _model()
+    model[0].register_full_backward_hook(lambda *_: None)
+    with watch(model):
+        model(torch.ones(1, 4)).sum().backward()
+        torch.autograd.backward([model(torch.ones(1, 4)).sum()])
+
+
+@program
+def modules_that_hash_and_compare_themselves(watch: Watch, say: Say) -> None:
+    log: list[str] = []
+
+    class Own(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return value * 2
+
+        def __eq__(self, other: object) -> bool:
+            log.append("eq")
+            return True
+
+        def __hash__(self) -> int:
+            log.append("hash")
+            return 5
+
+        def __bool__(self) -> bool:
+            log.append("bool")
+            return False
+
+        def __len__(self) -> int:
+            log.append("len")
+            return 0
+
+    one, other = Own(), Own()
+    with watch():
+        say(one(torch.ones(1)), other(torch.ones(1)))
+    say(log)
+
+
+@program
+def a_watch_that_begins_in_a_thread_that_ends(watch: Watch, say: Say) -> None:
+    model = _model().eval()
+    for starter, stopper in ((True, True), (False, True), (True, False)):
+        block = watch(model)
+        for action, in_thread in ((block.__enter__, starter), (lambda: block.__exit__(None, None, None), stopper)):  # noqa: B023
+            if in_thread:
+                thread = threading.Thread(target=action)
+                thread.start()
+                thread.join()
+            else:
+                action()
+            say(model(torch.ones(1, 4)))
+        say(torch.utils._python_dispatch.is_in_torch_dispatch_mode())
+
+
+@program
+def modules_with_arguments_named_like_ours(watch: Watch, say: Say) -> None:
+    class Own(nn.Module):
+        def forward(self, module: Tensor, original: int = 1, *, args: int = 2, kwargs: int = 3, tap: int = 4) -> Tensor:
+            return module * original + args + kwargs + tap
+
+    with watch():
+        say(Own()(module=torch.ones(1), args=5, kwargs=6, tap=7), Own()(torch.ones(1), original=2))
+
+
+@program
+def callables_that_cannot_be_hashed(watch: Watch, say: Say) -> None:
+    class Own:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, value: Tensor) -> Any:
+            if torch.overrides.has_torch_function((value,)):
+                return torch.overrides.handle_torch_function(self, (value,), value)
+            return value * 6
+
+    with watch():
+        say(Own()(torch.ones(1)))
+
+
+@program
+def arguments_that_log_who_reads_them(watch: Watch, say: Say) -> None:
+    log: list[str] = []
+
+    class Own(dict[str, Tensor]):
+        def items(self) -> Any:
+            log.append("items")
+            return super().items()
+
+    class Takes(nn.Module):
+        def forward(self, given: Own) -> Own:
+            return given
+
+    with watch():
+        Takes()(Own(a=torch.ones(1)))
+    say(log)
+
+
+@pytest.mark.skipif(torch_names.torch_version() < (2, 13), reason="an older torch has no way for modes to pass them")
+def test_higher_order_operators_run_under_every_watch(tmp_path: Path) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attend(watch: Watch, say: Say) -> None:
+        values = torch.randn(1, 2, 8, 4)
+        with warnings.catch_warnings(), watch():
+            warnings.simplefilter("ignore")
+            say(flex_attention(values, values, values))
+            say(flex_attention(values, values, values, score_mod=lambda score, b, h, q, k: score + q - k))
+
+    assert_unharmed(attend, tmp_path)
+    torch._dynamo.reset()
 
 
 @program

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 import tensorprobe
-from tests.harm.programs import run_both
+from tests.harm.programs import SCRIPT, run_both
 from tests.taps.scripts import run_python, write_script
 
 BODIES = {
@@ -67,6 +69,47 @@ BODIES = {
             train()
         print(len(calls) > 0, os.waitpid(child, 0)[0] == child)
     """,
+    "shows a warning once for each line": """
+        warnings.simplefilter("default")
+        for module in model:
+            module.register_full_backward_hook(lambda *_: None)
+        with watch():
+            print(train(1))
+            print(model(torch.ones(1, 4)).tanh().sin().cos().atan().sum().item())
+            print(train())
+    """,
+    "warns in a process that it forks": """
+        warnings.simplefilter("always")
+        with watch():
+            train()
+            child = os.fork()
+            if child == 0:
+                float(model(torch.ones(1, 4)).sum())
+                os._exit(0)
+            print(os.waitpid(child, 0)[1])
+    """,
+    "has hooks for the modules of all programs": """
+        from torch.nn.modules import module as modules
+        seen = []
+        modules.register_module_forward_pre_hook(lambda module, given: seen.append(type(module).__name__))
+        modules.register_module_forward_hook(lambda module, given, result: seen.append(type(module).__name__))
+        modules.register_module_full_backward_hook(lambda module, *_: seen.append(type(module).__name__))
+        modules.register_module_parameter_registration_hook(lambda *_: seen.append("parameter"))
+        with watch():
+            train(1)
+        print(seen)
+    """,
+    "has replaced the backward of tensors": """
+        backward = torch.Tensor.backward
+        seen = []
+        def mine(self, *args, **kwargs):
+            seen.append(self.item())
+            return backward(self, *args, **kwargs)
+        torch.Tensor.backward = mine
+        with watch():
+            train()
+        print(seen)
+    """,
     "limits the size of files": """
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
@@ -99,6 +142,83 @@ BODIES = {
         print(losses)
     """,
 }
+
+
+FROM_OUTSIDE = {
+    "has deleted its folder": """
+        os.mkdir("gone"); os.chdir("gone"); os.rmdir("../gone")
+        print(train())
+    """,
+    "has emptied sys.path": """
+        sys.path[:] = []
+        print(train())
+    """,
+    "closes every descriptor and opens files, under overflow": """
+        print(train())
+        os.closerange(3, 70_000)
+        files = [open(f"file{number}", "w") for number in range(50)]
+        print(train(), torch.ones(1).sin().cos().tan())
+        for file in files:
+            file.write("mine")
+            file.close()
+    """,
+    "has a wrapper around modules": """
+        calls, torchs = [], nn.Module.__call__
+        def counted(self, *args, **kwargs):
+            calls.append(type(self).__name__)
+            return torchs(self, *args, **kwargs)
+        nn.Module.__call__ = counted
+        print(train(), calls)
+    """,
+}
+
+
+@pytest.mark.parametrize("command", ["capture", "overflow", "online"])
+@pytest.mark.parametrize("body", FROM_OUTSIDE.values(), ids=FROM_OUTSIDE)
+def test_program_is_unharmed_from_outside_that(body: str, command: str, tmp_path: Path) -> None:
+    script = write_script(tmp_path, SCRIPT)
+    script.write_text(script.read_text() + textwrap.dedent(body))
+    alone, watched = (
+        _outcome([*words, script, "alone"], tmp_path / name)
+        for name, words in (
+            ("plain", []),
+            ("watched", ["-m", "tensorprobe", command, "-o", tmp_path / "out", "--", sys.executable]),
+        )
+    )
+    assert watched[0].startswith(alone[0])
+    assert watched[1] == alone[1]
+
+
+def _outcome(words: list[str | Path], cwd: Path) -> tuple[str, dict[str, str]]:
+    cwd.mkdir()
+    done = run_python(words, cwd, code=None)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout, {path.name: path.read_text() for path in cwd.glob("file*")}
+
+
+def test_recording_begins_with_the_next_module_when_the_first_is_interrupted(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import sys, torch
+        model = torch.nn.Linear(2, 2)
+        struck = []
+        def hook(frame, event, arg):
+            if event == "call" and frame.f_code.co_name == "start" and frame.f_code.co_filename.endswith("taps/probe.py"):
+                struck.append(frame)
+                raise TimeoutError
+        sys.settrace(hook)
+        try:
+            model(torch.ones(2))
+        except TimeoutError:
+            print("interrupted")
+        sys.settrace(None)
+        model(torch.ones(2))
+        """,
+    )
+    command = ["-m", "tensorprobe", "capture", "-o", tmp_path / "run", "--", sys.executable, script]
+    assert run_python(command, tmp_path).stdout == "interrupted\n"
+    assert [call.op for call in tensorprobe.open_run(tmp_path / "run").calls()] == ["Functional.linear"]
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)

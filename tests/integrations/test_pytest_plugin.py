@@ -52,7 +52,10 @@ def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder
     before = golden.read_bytes()
     told = run_pytest(folder, "--tensorprobe-strict")
     assert "1 passed" in told and "wrote" not in told
-    told = run_pytest(folder, code=1, FACTOR="1.01")
+    told = run_pytest(folder, "--tensorprobe-report", "out", code=1, FACTOR="1.01")
+    comment = (folder / "out" / "step.md").read_text()
+    assert comment.startswith("### tensorprobe: the runs diverge at `Tensor.mul.0.forward`\n")
+    assert "| source | `test_it.py:9`" in comment and "<html" in (folder / "out" / "step.html").read_text()[:300]
     assert "golden step.tpz: DIVERGED  first at step 0, rank 0: Tensor.mul.0.forward" in told
     assert "test_it.py:9" in told and "--tensorprobe-update" in told
     pages = re.findall(r"Page: +(\S+)", told)  # pytest repeats the whole message in its summary where CI is set
@@ -69,6 +72,17 @@ def test_another_setting_is_a_warning_and_strict_refuses_it(folder: Path) -> Non
     assert "GoldenWarning: golden step.tpz was made with another setting: threads:" in told
     told = run_pytest(folder, "--tensorprobe-strict", code=1, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
     assert "Write it again with --tensorprobe-update" in told
+
+
+def test_only_a_package_that_the_tests_import_is_another_setting(folder: Path) -> None:
+    about = folder / "site" / "peft-9.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Name: peft\nVersion: 9\n")
+    (about.parent / "peft.py").touch()
+    path = os.pathsep.join([str(about.parent), os.environ.get("PYTHONPATH", "")])
+    run_pytest(folder, "--tensorprobe-strict", PYTHONPATH=path)
+    told = run_pytest(folder, "--tensorprobe-strict", "-p", "peft", code=1, PYTHONPATH=path)
+    assert "made with another setting: peft: not set / 9." in told
 
 
 def test_without_the_fixture_nothing_of_ours_but_the_plugin_is_imported() -> None:

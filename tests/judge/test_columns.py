@@ -201,7 +201,7 @@ def test_a_call_of_another_shape_is_structural() -> None:
     assert statuses(measured) == ["structural", "introduced"]
 
 
-def test_a_call_that_reads_another_shape_introduces_nothing_and_what_follows_inherits() -> None:
+def test_a_call_with_an_input_of_another_shape_and_later_calls_only_inherit() -> None:
     read = row("input.0", why=Unmeasured.SHAPE)
     measured = step(
         call(f"{GELU}.0.forward", row("input.0"), row("output.0", why=Unmeasured.SHAPE), structural=HARD),

@@ -111,11 +111,12 @@ def test_the_graph_knows_which_gradients_were_added_up() -> None:
         f"{GELU}.0.backward", f"{GELU}.1.backward",
     ]  # fmt: skip
     made = graph.row(0, "output.0")
-    assert made is not None and [
-        int(measured.rows.call[at]) for at in graph.holding(0, int(measured.rows.content[0][made]))
-    ] == [0, 1, 2]
-    assert graph.maker(1, int(measured.rows.content[1][made]), 1) == made
-    assert graph.maker(1, int(measured.rows.content[1][made]), 0) is None
+    assert made is not None
+    held = graph.holding(0, int(measured.rows.content[0][made]))
+    assert [int(measured.rows.call[at]) for at in held] == [0, 1, 2]
+    assert [graph.maker(side, at) for side in (0, 1) for at in held] == [None, made, made] * 2
+    assert graph.last_maker(1, int(measured.rows.content[1][made])) == made
+    assert graph.last_maker(1, int(measured.rows.content[1][last])) is None
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,16 @@ def test_an_update_that_differs_is_reported_with_the_figure_that_decided(
 
 def test_a_slope_without_the_noise_is_what_counts() -> None:
     scaled = training(0.01, number=1, slope=1.01, slope_z=100.0)
-    assert status(judge(training(0.0), scaled, updates=ALIKE._replace(slope=1.0), right=(1,))[1])[0] == "agrees"
-    assert status(judge(training(0.0), scaled, updates=ALIKE._replace(slope=1.01), right=(1,))[1])[0] == "entered"
+    before = training(0.0, ROUNDED)
+    assert status(judge(before, scaled, updates=ALIKE._replace(slope=1.0), right=(1,))[1])[0] == "agrees"
+    assert status(judge(before, scaled, updates=ALIKE._replace(slope=1.01), right=(1,))[1])[0] == "entered"
+
+
+def test_from_gradients_with_equal_bits_no_element_may_be_updated_otherwise() -> None:
+    for gradient, expected in ((ROUNDED, "agrees"), (0.0, "entered")):
+        second = judge(training(0.0, gradient), training(1e-4, number=1), updates=ALIKE, right=(1,))[1]
+        assert status(second)[0] == expected
+        assert second.unseen_updates == 1
 
 
 def test_the_gradient_of_zeros_is_that_of_their_own_call() -> None:
@@ -233,6 +242,26 @@ def test_without_values_the_norms_of_a_parameter_may_part_a_little() -> None:
 
     assert status(judge(training(0.0), later(1.001))[1])[0] == "agrees"
     assert status(judge(training(0.0), later(1.01))[1])[0] == "entered"
+
+
+def test_without_values_a_norm_that_its_gradients_do_not_explain_is_unclear() -> None:
+    def later(ratio: float) -> Measured:
+        norm = {"candidate_norm": 64.0 * ratio, "norm_ratio": ratio, "basis": STATISTICS}
+        return training(0.0, number=1, **norm)
+
+    for ratio, told in ((1 + 1e-7, True), (1 + 1e-6, False)):
+        second = judge(training(0.0), later(ratio))[1]
+        assert status(second)[0] == "agrees" and bool(second.untold) is not told
+
+
+@pytest.mark.parametrize(("error", "expected"), [(5e-7, "agrees"), (1e-5, "untold"), (1e-2, "entered")])
+def test_a_result_of_calls_that_were_not_recorded_may_have_noise(error: float, expected: str) -> None:
+    """Only one module was recorded: what the calls before it made on two devices is no parameter, and is rounded otherwise."""
+    weight = row("input.1", grad=True, role="parameter fc.weight")
+    given = row("input.0", error, grad=True, key="given")
+    [found] = judge(step(call(f"{LINEAR}.0.forward", given, weight, row("output.0", error, key="y"), module="fc")))
+    assert [each.kind for each in found.untold] == (["input"] if expected == "untold" else [])
+    assert status(found) == ["entered" if expected == "entered" else "agrees"]
 
 
 def test_a_parameter_changed_after_its_recorded_update_enters() -> None:

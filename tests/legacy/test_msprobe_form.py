@@ -34,6 +34,12 @@ from tensorprobe.record.writer import RunWriter
 from tests.builders.dtypes import KNOWN_DTYPES
 from tests.record.writing import call, close, slot
 
+NEEDS = {
+    "complex32": "2.4",
+    "float8_e4m3fn": "2.4",
+    "float8_e5m2": "2.4",
+    **dict.fromkeys(("uint16", "uint32", "uint64"), "2.6"),
+}
 SHAPES = [(), (3,), (2, 3), (2, 1, 300, 2), (0, 4), (70_000,), (1, 2, 1, 2, 1)]
 
 
@@ -47,7 +53,13 @@ def strict(path: Path) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", KNOWN_DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=pytest.mark.needs_torch(NEEDS.get(dtype, "2.1"), f"torch.load of {dtype}"))
+        for dtype in KNOWN_DTYPES
+    ],
+)
 def test_a_written_pt_file_is_one_of_torch(dtype: str, tmp_path: Path) -> None:
     for number, shape in enumerate(SHAPES if dtype == "float32" else SHAPES[:3]):
         content = numpy.random.default_rng(0).integers(0, 2, (*shape, DTYPES[dtype].itemsize), numpy.uint8).tobytes()
@@ -116,8 +128,12 @@ def test_a_full_disk_leaves_the_object_whole(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("dtype", "shape", "moments", "expected"),
     [
-        ("float32", (3,), Moments(2.0, -1.0, 0.5, 2.2, 0, 0), [2.0, -1.0, 0.5, 2.2]),
+        ("float32", (3,), Moments(2.0, -1.0, 0.5, 2.25, 0, 0), [2.0, -1.0, 0.5, 2.25]),
         ("float32", (3,), Moments(2.0, 1.0, 1.5, 2.2, 1, 0), ["NaN"] * 4),
+        ("bfloat16", (3,), Moments(2.0, 1.0, 0.015466, 25.306, 0, 0), [2.0, 1.0, 0.01544189453125, 25.25]),
+        ("float16", (3,), Moments(6e4, 6e4, 6e4, 1.04e5, 0, 0), [6e4, 6e4, 6e4, float("inf")]),
+        ("float32", (4,), Moments(0.0, -3e38, -1.5e38, 4.3e38, 0, 0), [0.0, -3e38, float("-inf"), float("inf")]),
+        ("float64", (3,), Moments(2.0, 1.0, 0.1, 2.2, 0, 0), [2.0, 1.0, 0.1, 2.2]),
         ("float32", (3,), Moments(float("inf"), 1.0, 1.0, 1.0, 0, 1), [float("inf"), 1.0, float("inf"), float("inf")]),
         (
             "float32",
@@ -158,6 +174,7 @@ def test_arguments_have_the_older_tool_s_words() -> None:
         {"type": "float", "value": "NaN"},
         {"type": "dict", "value": {"a": 2.5}},
         {"type": "object", "value": "torch.Generator"},
+        {"type": "tuple", "value": [2, {"slot": "input.1.0"}], "fields": ["size", "data"]},
     ]
     assert argument_entry(tree, tensors) == [
         {"type": "int", "value": 1},
@@ -169,7 +186,8 @@ def test_arguments_have_the_older_tool_s_words() -> None:
         {"type": "torch.dtype", "value": "torch.float16"},
         {"type": "float", "value": "NaN"},
         {"a": {"type": "float", "value": 2.5}},
-        {"type": "torch.Generator", "value": None},
+        None,
+        {"size": {"type": "int", "value": 2}, "data": tensors["input.1.0"]},
     ]
     assert as_number(2.0) == 2.0
 

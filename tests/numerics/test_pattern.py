@@ -155,7 +155,7 @@ def test_single_numbers_have_one_error(dtype: Any) -> None:
     assert block.error.shape == () and block.error == (0.0 if dtype is np.float32 else 1.0)
 
 
-def test_real_numbers_beside_complex_ones_are_complex_numbers_without_an_imaginary_part() -> None:
+def test_real_tensors_are_compared_with_complex_ones_as_if_the_imaginary_part_were_zero() -> None:
     pair = PairView(np.ones((2, 3)), np.full((2, 3), 1 + 2j))
     (block,) = pair.blocks()
     assert pair.shape == block.error.shape == (2, 3, 2)

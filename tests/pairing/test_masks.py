@@ -91,3 +91,45 @@ def test_only_what_is_equal_on_both_sides_is_blanked() -> None:
     assert count == 1
     assert left.view(np.float32).tolist() == [1.0, 0.0, LEAST, 2.0]
     assert right.view(np.float32).tolist() == [1.0, 0.0, -5.0, 2.0]
+
+
+MASKS = [(LEAST, -1e9), (-1e9, float("-inf")), (float("-inf"), LEAST)]
+
+
+def attend(folder: Path, value: float, whole: bool = False) -> Path:
+    """Attention with a mask; `whole` masks all of a row."""
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(0 if whole else 1)
+    hidden[-1] |= whole
+    scores = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1))
+    with tensorprobe.capture(folder, in_process=True, stacks=False):
+        torch.sin(F.softmax(scores.masked_fill(hidden, value), -1))
+    return folder
+
+
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+def test_two_programs_may_mask_by_different_numbers(tmp_path: Path, masks: tuple[float, float]) -> None:
+    one, other = (attend(tmp_path / name, value) for name, value in zip("ab", masks, strict=True))
+    result = tensorprobe.compare(one, other)
+    assert result.exit_code == 0, str(result)
+    assert [finding.kind for finding in result.findings] == ["arguments"]
+    row = rows(one, other)["Tensor.masked_fill.0.forward", "output.0"]
+    assert row["set_apart"] == 30 and not row["bit_identical"] and row["note"].startswith("masked by ")
+
+
+def test_a_mask_that_changes_what_follows_is_blamed(tmp_path: Path) -> None:
+    """All of a row is masked: the softmax of equal numbers is no softmax of -inf."""
+    result = tensorprobe.compare(
+        attend(tmp_path / "a", -1e9, whole=True), attend(tmp_path / "b", float("-inf"), whole=True)
+    )
+    assert result.exit_code == 1 and result.divergence is not None
+    assert result.divergence.call == "Tensor.masked_fill.0.forward", str(result)
+
+
+def test_another_number_where_only_one_side_is_masked_is_a_difference(tmp_path: Path) -> None:
+    def fill(name: str, value: float, start: int) -> Path:
+        with tensorprobe.capture(tmp_path / name, in_process=True, stacks=False):
+            torch.zeros(6, 6).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(start), value)
+        return tmp_path / name
+
+    result = tensorprobe.compare(fill("a", -1e9, 1), fill("b", LEAST, 2))
+    assert result.exit_code == 1

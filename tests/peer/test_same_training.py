@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 import tensorprobe
+from tests import warm
 
 TOP = Path(__file__).resolve().parents[2]
 PEER = TOP / ".venv-peer" / "bin"
 OURS = Path(sys.executable).parent
 PROGRAMS = ("cnn", "encoder", "gpt", "lstm", "attention", "in_place", "passing")
 MODES = {"statistics": ("statistics", "statistics"), "tensor": ("tensor", "statistics"), "md5": ("statistics", "md5")}
-CASES = [
-    *((program, "mix", mode) for program in PROGRAMS for mode in MODES),
-    *((program, level, "statistics") for program in PROGRAMS for level in ("L0", "L1")),
-]
+WAYS = [*(("mix", mode) for mode in MODES), ("L0", "statistics"), ("L1", "statistics")]
+CASES = [pytest.param(program, *way, marks=pytest.mark.xdist_group(program)) for program in PROGRAMS for way in WAYS]
+"""A program, level and mode; one worker has all of a program, since the tests share its dumps."""
 STEPS = 2
 ONLY_OURS = {
     "cnn": {"Module.2.ReLU.backward.0", "Module.1.BatchNorm2d.backward.0"},
@@ -47,14 +47,33 @@ Json = dict[str, Any]
 Dumps = Callable[[str, str, str], tuple[Path, Path]]
 
 
-def run(folder: Path, *command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+Run = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def dumps(tmp_path_factory: pytest.TempPathFactory) -> Dumps:
+def run_published() -> Iterator[Run]:
+    """Run a script, or `msprobe`, in the environment of the published tool, in a folder; it must end with exit code 0."""
+    command = [PEER / "python", TOP / "bench/peer/forks.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        asked, answers = server.stdin, server.stdout
+        assert asked is not None and answers is not None
+
+        def run(folder: Path, *command: str | Path) -> None:
+            asked.write(json.dumps([str(folder), *map(str, command)]) + "\n")
+            asked.flush()
+            code, output = json.loads(answers.readline())
+            assert code == 0, output
+
+        yield run
+
+
+def run_ours(folder: Path, *command: str | Path) -> None:
+    done = warm.run(command, cwd=folder, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def dumps(tmp_path_factory: pytest.TempPathFactory, run_published: Run) -> Dumps:
     """Return the folders of the two dumps of a program, the published one first; each program is run once."""
     made: dict[tuple[str, str, str], tuple[Path, Path]] = {}
 
@@ -63,11 +82,15 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Dumps:
         if key not in made:
             task, summary = MODES[mode]
             folder = tmp_path_factory.mktemp("-".join(key))
-            for who, python in (("published", PEER / "python"), ("ours", OURS / "python")):
+            script = TOP / "bench/peer/programs.py"
+            for who, run, start in (
+                ("published", run_published, [script]),
+                ("ours", run_ours, [sys.executable, script]),
+            ):
                 config = {"task": task, "dump_path": str(folder / who), "rank": [], "step": [], "level": level}
                 config |= {"tensor": {}, "statistics": {"summary_mode": summary}}
                 (folder / f"{who}.json").write_text(json.dumps(config))
-                run(folder, python, TOP / "bench/peer/programs.py", program, folder / f"{who}.json")
+                run(folder, *start, program, folder / f"{who}.json")
             made[key] = folder / "published", folder / "ours"
         return made[key]
 
@@ -125,18 +148,20 @@ def test_our_compare_finds_no_difference_in_either_direction(program: str, level
         assert result.exit_code == 0, str(result)
         assert result.summary.buckets.only_baseline == result.summary.buckets.only_candidate == 0
         if (program, mode) != ("encoder", "md5"):  # its hooks make torch take another path, with other bits
-            rows = table(OURS, baseline, candidate)
+            rows = table(run_ours, OURS / "msprobe", baseline, candidate)
             assert {row_result(row) for row in rows} <= {"Yes", "pass", "N/A"}
             assert len([row for row in rows if row_result(row) != "N/A"]) > len(rows) / 2
 
 
 @pytest.mark.parametrize(("program", "level", "mode"), CASES)
-def test_its_compare_finds_no_difference_in_forward_calls(program: str, level: str, mode: str, dumps: Dumps) -> None:
+def test_its_compare_finds_no_difference_in_forward_calls(
+    program: str, level: str, mode: str, dumps: Dumps, run_published: Run
+) -> None:
     published, ours = dumps(program, level, mode)
     if mode == "md5":
         return  # digests that it took after later writes differ from its own, too
     for baseline, candidate in ((published, ours), (ours, published)):
-        rows = [row for row in table(PEER, baseline, candidate) if ".forward" in row["NPU Name"]]
+        rows = [row for row in table(run_published, "msprobe", baseline, candidate) if ".forward" in row["NPU Name"]]
         lacking = {row["NPU Name"] for row in rows if row["Bench Name"] == "N/A"}
         assert all(name.startswith("VF.lstm") for name in lacking)
         wrong = [row for row in rows if row_result(row) not in ("pass", "Yes") and not is_rounding(row)]
@@ -148,11 +173,11 @@ def is_rounding(row: dict[str, str]) -> bool:
     return row["Result"] == "warning" and float(row["NormRelativeErr"].rstrip("%")) < 1e-4
 
 
-def table(tool: Path, bench: Path, npu: Path) -> list[dict[str, str]]:
-    """The table that a `msprobe compare` writes of step 0."""
+def table(run: Run, tool: str | Path, bench: Path, npu: Path) -> list[dict[str, str]]:
+    """The table that `msprobe compare` of one of the tools writes of step 0."""
     files = [next((folder / "step0").rglob("dump.json")) for folder in (npu, bench)]
-    out = npu.parent / f"{tool.parent.name}-{npu.name}"
-    run(npu.parent, tool / "msprobe", "compare", "-tp", files[0], "-gp", files[1], "-o", out)
+    out = npu.parent / f"{run.__name__}-{npu.name}"
+    run(npu.parent, tool, "compare", "-tp", files[0], "-gp", files[1], "-o", out)
     (written,) = out.glob("compare_result_*.csv")
     with written.open(encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
@@ -162,6 +187,7 @@ def row_result(row: dict[str, str]) -> str:
     return row.get("Accuracy Reached or Not") or row["Result"]
 
 
+@pytest.mark.xdist_group("gpt")
 @pytest.mark.parametrize("call", ["Functional.softmax.1.forward", "Functional.layer_norm.3.backward"])
 def test_a_wrong_result_in_the_published_dump_is_named(call: str, dumps: Dumps, tmp_path: Path) -> None:
     published, ours = dumps("gpt", "mix", "statistics")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ import tensorprobe
 from tensorprobe.cli.main import app
 from tensorprobe.errors import RunDamaged, TensorprobeError, UnsupportedVersion
 from tensorprobe.record.sealed import seal_run
+from tests.builders.runs import Tensor, call, write
 
 
 def record(folder: Path, *, factor: float = 1.0) -> tensorprobe.Run:
@@ -35,6 +37,7 @@ def test_the_same_program_gives_the_same_bytes_without_place_or_time(tmp_path: P
     first = json.loads(gzip.decompress(sealed[0].read_bytes()))
     assert first["manifest"]["created"] == "" and first["parts"][0]["host"] == ""
     assert str(tmp_path) not in json.dumps(first)
+    assert "\n  recorded    by tensorprobe" in CliRunner().invoke(app, ["inspect", str(sealed[0])]).stdout
     assert first["segments"][0]["stacks"][0]["frames"][0][0] == "test_sealed.py"
 
 
@@ -76,3 +79,28 @@ def test_export_writes_one(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["export", str(tmp_path / "a"), "--to", "tpz", "-o", str(tmp_path / "a.tpz")])
     assert done.exit_code == 0, done.output
     assert tensorprobe.compare(tmp_path / "a", tmp_path / "a.tpz")
+
+
+def test_a_sketch_shows_the_right_numbers_in_the_wrong_places(tmp_path: Path) -> None:
+    values = numpy.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+    for name, result in (("a", values), ("b", values[::-1].copy())):
+        made = [call("Torch.sigmoid.0.forward", inputs=[values], outputs=[result])]
+        write(tmp_path / name, made)
+        write(tmp_path / f"{name}-summary", made, mode="summary")
+    a, b = (tensorprobe.open_run(tmp_path / name) for name in ("a", "b"))
+    for name, run in (("a", a), ("b", b)):
+        seal_run(run, tmp_path / f"{name}.tpz")
+    assert tensorprobe.compare(tmp_path / "a-summary", tmp_path / "b-summary")  # every statistic is the same
+    for candidate in ("b", "b.tpz"):
+        result = tensorprobe.compare(tmp_path / "a.tpz", tmp_path / candidate)
+        assert result.divergence.call == "Torch.sigmoid.0.forward"
+        assert result.divergence.row.basis == "statistics" and 0.5 < result.divergence.row.relative_l2 < 3
+    assert tensorprobe.compare(tmp_path / "a.tpz", tmp_path / "a")
+
+
+def test_equal_bytes_with_other_strides_are_equal_without_values_too(tmp_path: Path) -> None:
+    tokens = numpy.arange(12).reshape(3, 4)
+    for name, stride in (("a", [5, 1]), ("b", None)):
+        made = [call("Functional.embedding.0.forward", inputs=[Tensor(tokens, stride=stride)], outputs=[tokens * 1.5])]
+        write(tmp_path / name, made, mode="summary")
+    assert tensorprobe.compare(tmp_path / "a", tmp_path / "b", policy="bitwise")

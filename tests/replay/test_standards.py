@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tensorprobe.checks.check import CheckSettings
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge.standards import STANDARDS, Evidence, judge
 from tensorprobe.model.dtypes import TINY
+from tensorprobe.replay.evidence import gather, size_of, within_range
 from tests.checks.planting import DEVICE, Spoiler, assert_passes, check, planted, record, record_one
 
 
@@ -217,6 +219,16 @@ def test_limits_of_the_standards(standard: str, changes: dict[str, float], passe
     assert judge(STANDARDS[standard], evidence).passes is passes
 
 
+@pytest.mark.parametrize(("standard", "passes"), [("seed", True), ("noise-aware", False)])
+def test_the_older_standard_takes_a_device_that_rounds_after_each_step(standard: str, passes: bool) -> None:
+    """The figures of the gradient of mish in bfloat16, on a device that has no kernel for it."""
+    device = figures(relative_l2=0.0031, max_abs=0.0133, within_1e3=0.2, different=1600.0, count=2048.0)
+    own = figures(relative_l2=0.0017, max_abs=0.0077, within_1e3=0.39, different=0.0, count=2048.0)
+    sizes = {"scale": 0.6, "largest": 3.7, "beyond": (0.0035, 0.0)}
+    evidence = Evidence("Functional.mish", "backward", "bfloat16", device, own, device, **sizes)  # type: ignore[arg-type]
+    assert judge(STANDARDS[standard], evidence).passes is passes
+
+
 @pytest.mark.parametrize(
     ("dtype", "cpu_is_tested", "passes"),
     [("bfloat16", True, True), ("bfloat16", False, False), ("float16", True, False), ("float32", True, False)],
@@ -238,3 +250,34 @@ def test_unknown_settings_are_refused() -> None:
     with pytest.raises(SettingsError, match="device 'nodevice' cannot be used"):
         CheckSettings(device="nodevice")
     assert CheckSettings(device=DEVICE).standard == "noise-aware"
+
+
+@pytest.mark.parametrize(("op", "direction"), [("Functional.gelu", "backward"), ("Functional.silu", "forward")])
+def test_one_small_element_of_a_half_precision_result_is_held_to_its_own_size(op: str, direction: str) -> None:
+    wide = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    right = wide.to(torch.bfloat16)
+    wrong = right.clone()
+    wrong[int((wide.abs() - 0.05).abs().argmin())] *= 1.1  # a hundredth of the largest element
+    own = {"output.0": right}
+    for result, passes in ((right, True), (wrong, False)):
+        evidence = gather(op, direction, {"output.0": (wide, result)}, own)["output.0"]
+        opinion = judge(STANDARDS["noise-aware"], evidence)
+        assert opinion.passes is passes
+    assert opinion.judged_by == "beyond_rounding"
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0, -4.0], [1.0, float("nan"), -3.0], [float("inf"), -2.0], [float("nan")], [], [0.0, 1e-40]]
+)
+def test_sizes_leave_out_what_is_not_finite(values: list[float]) -> None:
+    finite = [value for value in values if math.isfinite(value)]
+    rms = math.sqrt(sum(value**2 for value in finite) / len(finite)) if finite else 0.0
+    expected = rms, max((abs(value) for value in finite), default=0.0)
+    assert size_of(torch.tensor(values, dtype=torch.float64)) == pytest.approx(expected)
+
+
+def test_zeros_beside_large_numbers_are_within_the_range_of_a_dtype() -> None:
+    wide = torch.tensor([0.0, 1.0, 1e-9], dtype=torch.float64)
+    assert torch.equal(within_range(wide[:2], torch.float16), wide[:2])
+    assert within_range(wide, torch.float16)[2] == 0.0
+    assert within_range(torch.tensor([0.0, 1e6], dtype=torch.float64), torch.float16)[1] == math.inf

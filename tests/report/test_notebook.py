@@ -27,6 +27,16 @@ def test_a_result_shows_its_answer_and_its_page(tmp_path: Path) -> None:
     assert tensorprobe.overflow(tmp_path / "a")._repr_html_().count("FINITE") == 1
 
 
+def test_the_report_of_a_watch_is_text_and_a_card(tmp_path: Path) -> None:
+    with tensorprobe.overflow(out=tmp_path / "overflow") as overflow:
+        torch.log(-torch.ones(2))
+    with tensorprobe.online(out=tmp_path / "online") as online:
+        torch.ones(3).exp()
+    for report, first, colour in ((overflow.report, "FIRST NAN in", "#cf222e"), (online.report, "AGREES", "#1a7f37")):
+        assert report.startswith(first)
+        assert first in report._repr_html_() and colour in report._repr_html_()
+
+
 def test_foreign_text_stays_text() -> None:
     shown = card("DIVERGED  <script>alert(1)</script>\n<img src=x onerror=y>", 1)
     assert "<script" not in shown and "<img" not in shown and "&lt;script&gt;" in shown

@@ -36,8 +36,8 @@ def test_masks_are_intentional() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        ({}, {"approximate": "none"}, "kwarg approximate: absent → 'none'"),
-        (None, {"approximate": "none"}, "kwarg approximate: absent → 'none'"),
+        ({}, {"approximate": "tanh"}, "kwarg approximate: absent → 'tanh'"),
+        (None, {"approximate": "tanh"}, "kwarg approximate: absent → 'tanh'"),
         ({"dim": 1}, {"dim": 2}, "kwarg dim: 1 → 2"),
         ({"dim": 1}, {}, "kwarg dim: 1 → absent"),
     ],
@@ -47,9 +47,16 @@ def test_a_keyword_that_differs_is_named(ours: object, theirs: object, said: str
     assert list(call_facts(*calls)) == [("arguments", said)]
 
 
+def test_an_absent_keyword_is_its_default() -> None:
+    calls = [
+        Call(name="Functional.gelu.0.forward", args=[2], kwargs=kwargs) for kwargs in ({}, {"approximate": "none"})
+    ]  # type: ignore[arg-type]
+    assert list(call_facts(*calls)) == []
+
+
 def test_a_position_that_differs_is_named() -> None:
     calls = [Call(name="Torch.sum.0.forward", args=args, kwargs={}) for args in ([1, 2], [1, 3, 4])]  # type: ignore[list-item]
-    assert list(call_facts(*calls)) == [("arguments", "argument 1: 2 → 3")]
+    assert list(call_facts(*calls)) == [("arguments", "argument dim: 2 → 3")]
 
 
 def test_calls_of_one_side_are_counted() -> None:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from types import ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 RING_BYTES = 2 << 20
@@ -183,7 +183,7 @@ def check_refusals(owner: Owner) -> int:
 def refused(function: Callable[..., Any], *args: Any, **changes: Any) -> bool:
     try:
         function(*args, **changes)
-    except (TypeError, ValueError, Rude):
+    except (AttributeError, TypeError, ValueError, Rude):
         return True
     return False
 
@@ -233,6 +233,121 @@ def check_interference(owner: Owner) -> None:
     demand(owner.loops.take(context, [("input.0", meddling)]) == [None], "a ring that is closed meanwhile")
 
 
+def check_stacks(loops: ModuleType) -> None:
+    """Deeper than the room that a walk begins with, and more code than the table that a walker begins with."""
+    walker, met = loops.walker(FrameType), []
+
+    def deeper(left: int) -> bytes:
+        if left:
+            return deeper(left - 1)
+        return loops.walk(walker, sys._getframe(), None, b"", lambda code: met.append(code) or True)  # type: ignore[no-any-return]
+
+    for depth in (0, 1, 126, 127, 128, 129, 500):
+        demand(len(deeper(depth)) >= 16 * (depth + 1), f"a stack of {depth}")
+    for number in range(600):
+        names: dict[str, Any] = {"sys": sys}
+        exec(f"def frame_{number}(): return sys._getframe()", names)
+        met.append(names[f"frame_{number}"].__code__)
+        inner = loops.walk(walker, names[f"frame_{number}"](), None, b"", lambda code: True)
+        demand(len(inner) in (16, 64), f"a frame that has returned: {len(inner)}")
+    key = loops.walk(walker, sys._getframe(), sys._getframe().f_back, b"outer", lambda code: True)
+    demand(key.endswith(b"outer") and len(key) == 21, "an end")
+    demand(refused(loops.walk, walker, 3, None, b"", print), "no frame")
+    demand(refused(loops.walk, loops.walker(FrameType), sys._getframe(), None, b"", lambda code: int("x")), "a failure")
+
+
+def check_roles(loops: ModuleType) -> None:
+    """What is known of a tensor may be anything, and asking may take it away."""
+
+    class Slot:
+        role = ""
+
+    class Module:
+        def __init__(self, held: Any) -> None:
+            self._parameters, self._buffers = {"w": held}, {}
+
+    tensor = Block(1, 1)
+    known: dict[int, Any] = {}
+    owned = (lambda: (known.clear(), Module(tensor))[1], "w", "w", False, False, "parameter w")
+    for entry, role in ((owned, "parameter w"), (({"k": tensor}, "k", "state"), "state"), ((), ""), (3, "")):
+        for tables in ((known, None), ({}, lambda key: known)):
+            known[id(tensor)] = entry
+            slot = Slot()
+            loops.mark(*tables, [("input.0", tensor), ("input.1", tensor)], [slot, Slot()])
+            demand(slot.role == role, f"role {slot.role} of {entry}")
+    gone = (lambda: None, "w", "w", True, False, "gradient w")
+    loops.mark({id(tensor): gone}, None, [("input.0", tensor)], [None])
+    demand(refused(loops.mark, {id(tensor): owned}, None, [("input.0", tensor)], [3]), "a slot without a role")
+    demand(refused(loops.mark, {}, lambda key: 3, [("input.0", tensor)], [None]), "no table")
+
+
+def check_mode(loops: ModuleType) -> None:
+    """Calls that end well, that raise, and that are left to the method."""
+    c_attribute = ctypes.pythonapi.PyObject_GetAttrString
+    c_attribute.restype, c_attribute.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_char_p]
+    left: list[Any] = []
+
+    class Handling:
+        fails = ""
+
+        def _step(self, name: str) -> None:
+            if self.fails == name:
+                raise Rude(name)
+
+        def _before(self, *_: Any) -> Any:
+            self._step("before")
+            return None if self.fails == "unwanted" else object()
+
+        def _finish(self, *_: Any) -> None:
+            self._step("finish")
+
+        def _raised(self, *_: Any) -> None:
+            self._step("raised")
+
+    class Base:
+        quick: Any = None
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            left.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Plan:
+        is_plain = True
+
+    class Session:
+        recording, state = True, SimpleNamespace(busy=False)
+
+    def no() -> bool:
+        return False
+
+    mode, handling, nothing = loops.mode_type(Base)(), Handling(), object()
+    handler = c_attribute(mode, b"__torch_function__")
+    demand(handler.__self__ is mode and mode.__torch_function__.__func__ is Base.__torch_function__, "two doors")
+    demand(c_attribute(mode, b"quick") is None, "another attribute")
+    plans = {len: Plan(), int: Plan(), abs: nothing}
+    for fails in ("", "unwanted", "before", "finish", "raised"):
+        handling.fails = fails
+        mode.quick = (plans, nothing, Session(), handling, no, no)
+        for _ in range(50):
+            for func, args, kwargs in (
+                (len, ("abc",), None),
+                (int, ("x",), {}),
+                (abs, (-3,), None),
+                (max, (1, 2), None),
+            ):
+                try:
+                    demand(handler(func, (), args, kwargs) in (3, 2), f"a result of {func}")
+                except ValueError as error:
+                    demand(func is int and fails not in ("before", "raised"), f"{error!r} from {func}")
+                except Rude as error:
+                    demand(func is len or func is int, f"{error!r} from {func}")
+    demand(set(left) == {max}, f"left to the method: {set(left)}")
+    for wrong in (None, (), (3, nothing, 0, None, no, no)):
+        mode.quick = wrong
+        demand(handler(len, (), ("ab",), None) == 2 and left[-1] is len, f"{wrong} as what is quick")
+    demand(refused(handler) and refused(handler, 1, 2, 3, 4, 5) and refused(loops.mode_type, 3), "senseless calls")
+
+
 def load(path: str) -> ModuleType:
     loader = ExtensionFileLoader("_fast", path)
     spec = spec_from_loader("_fast", loader)
@@ -254,6 +369,9 @@ def main() -> None:
     check_contexts(owner)
     check_flatten(loops)
     check_interference(owner)
+    check_stacks(loops)
+    check_roles(loops)
+    check_mode(loops)
     owner.close()
     print(f"{taken} tensors taken, {left} left to Python")
 

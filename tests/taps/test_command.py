@@ -215,7 +215,7 @@ def test_a_program_without_modules_is_recorded_from_the_start(tmp_path: Path) ->
     assert run.coverage[0].notes == []
 
 
-def test_what_came_before_the_first_module_is_recorded_on_request_and_otherwise_said(tmp_path: Path) -> None:
+def test_calls_before_the_first_module_are_recorded_on_request_else_noted(tmp_path: Path) -> None:
     script = write_training(tmp_path)
     for begin in ("start", "module"):
         run_tool(["capture", "-o", begin, "--from", begin, "--", sys.executable, script], tmp_path)

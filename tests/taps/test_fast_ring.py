@@ -332,6 +332,8 @@ def test_references_are_given_back() -> None:
     )
     watched = [tensor, name, names[0], references[0], ring, ring.pieces, ring.context, Tensor, nn.Parameter]
     watched += [torch.float32, _DTYPES[torch.float32], *_DTYPES[torch.float32], None, True, False, Tensor.numel]
+    # From Python 3.12 on nobody frees some objects, and Python itself does not count who holds them.
+    watched = [one for one in watched if sys.getrefcount(one) < 2**30]
     for _ in range(2):
         before = [sys.getrefcount(one) for one in watched]
         for _ in range(10_000):

@@ -19,6 +19,7 @@ from torch import nn
 
 import tensorprobe
 from tensorprobe.record import Run
+from tests.conftest import assert_nothing_installed
 from tests.taps.scripts import run_python, write_script
 from tests.taps.tiny import LEVELS
 
@@ -35,20 +36,21 @@ class Hook:
     """Raises once, at the n-th line of our code in this thread, or the next. Without n it counts the lines.
 
     It does not raise at a `with`: that line comes again before the block is left, and what a trace function raises there
-    keeps a lock held. Signals arrive only after the call that releases it.
+    keeps a lock held. Signals arrive only after the call that releases it. Nor at a `try:`, where no signal arrives.
     """
 
-    def __init__(self, n: int = 0, error: type[BaseException] = Late) -> None:
+    def __init__(self, n: int = 0, error: type[BaseException] = Late, files: tuple[str, ...] = ("",)) -> None:
         self.n, self.error, self.lines, self.due = n, error, 0, False
+        self.files = tuple(f"{SOURCE}/{file}" for file in files)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(SOURCE):
+        if not frame.f_code.co_filename.startswith(self.files):
             return None
         if event == "line":
             self.lines += 1
             self.due |= self.lines == self.n
             if self.due and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
-                "with "
+                ("with ", "try:")
             ):
                 self.due = False
                 raise self.error
@@ -117,6 +119,7 @@ def test_exception_at_any_line_of_ours(level: str, error: type[BaseException], t
 
 
 WATCHES = {
+    "capture": lambda out: tensorprobe.capture(out, in_process=True),
     "online": lambda out: tensorprobe.online(out=out),
     "online with a worker": lambda out: tensorprobe.online(out=out, workers=1),
     "overflow": lambda out: tensorprobe.overflow(out=out),
@@ -124,27 +127,44 @@ WATCHES = {
 ERRORS = (Late, TimeoutError, RuntimeError, KeyboardInterrupt)
 
 
+BEGINNING_AND_END = ("taps/probe.py", "taps/unshown.py", "watches/online/watch.py", "watches/overflow/watch.py")
+
+
+def _watch(watch: str, hook: Hook, out: Path) -> None:
+    """Its beginning and its end are traced, too."""
+    model, data = nn.Linear(3, 3), torch.ones(3)
+    sys.settrace(hook)
+    try:
+        with WATCHES[watch](out):
+            model(data).sum().backward()
+            torch.log(torch.zeros(2))
+    finally:
+        sys.settrace(None)
+
+
 @pytest.mark.parametrize("watch", WATCHES)
 def test_exception_at_any_line_of_a_watch(watch: str, tmp_path: Path) -> None:
-    """Its beginning and its end are traced, too."""
-
-    def run(hook: Hook, out: Path) -> None:
-        model, data = nn.Linear(3, 3), torch.ones(3)
-        sys.settrace(hook)
-        try:
-            with WATCHES[watch](out):
-                model(data).sum().backward()
-                torch.log(torch.zeros(2))
-        finally:
-            sys.settrace(None)
-
-    run(Hook(), tmp_path / "first")  # what is computed once
+    _watch(watch, Hook(), tmp_path / "first")  # what is computed once
     counting = Hook()
-    run(counting, tmp_path / "count")
+    _watch(watch, counting, tmp_path / "count")
     for place in range(12):
         hook = Hook(1 + place * counting.lines // 12, ERRORS[place % len(ERRORS)])
         with pytest.raises(hook.error):
-            run(hook, tmp_path / str(place))
+            _watch(watch, hook, tmp_path / str(place))
+        assert_nothing_installed()
+
+
+@pytest.mark.parametrize("watch", WATCHES)
+def test_nothing_stays_installed_after_an_exception_where_a_watch_begins_or_ends(watch: str, tmp_path: Path) -> None:
+    _watch(watch, Hook(), tmp_path / "first")
+    counting = Hook(files=BEGINNING_AND_END)
+    _watch(watch, counting, tmp_path / "count")
+    assert counting.lines > 100
+    for n in range(1, counting.lines + 1, 3):
+        hook = Hook(n, files=BEGINNING_AND_END)
+        with pytest.raises(Late):
+            _watch(watch, hook, tmp_path / str(n))
+        assert_nothing_installed()
 
 
 STORM = """

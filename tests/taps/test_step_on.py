@@ -36,6 +36,13 @@ def test_each_call_of_the_model_is_a_step(tmp_path: Path) -> None:
     ]
 
 
+def test_calls_of_a_method_that_was_held_before_the_first_call_are_steps(tmp_path: Path) -> None:
+    script = SCRIPT.replace("with torch", "call = model.__call__\nwith torch").replace("model(state)", "call(state)")
+    (tmp_path / "generate.py").write_text(script)
+    run_tool(["capture", "-o", "run", "--step-on", "forward", "--", sys.executable, "generate.py"], tmp_path)
+    assert tensorprobe.open_run(tmp_path / "run").steps == [0, 1, 2]
+
+
 def test_capture_takes_it_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "generate.py").write_text(SCRIPT)
     command = ["--", sys.executable, "generate.py"]

@@ -159,6 +159,37 @@ def test_folder_that_vanishes_is_told_and_training_goes_on(tmp_path: Path) -> No
     assert probe.coverage.first_error is not None
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("file", ["calls.jsonl", "tensors.bin", "stacks.jsonl", "manifest.json"])
+def test_file_of_an_earlier_step_that_vanishes_is_reported(file: str, in_process: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with (
+        pytest.warns(CaptureIncomplete, match=f"{file}: was deleted during the run"),
+        tensorprobe.capture(run, in_process=in_process) as probe,
+    ):
+        torch.sin(torch.ones(2))
+        probe.step()
+        path = run / file if file == "manifest.json" else run / "step0" / "rank0" / file
+        while b'"ended": 0' not in (run / "rank0.json").read_bytes():
+            os.sched_yield()
+        path.unlink()
+    assert probe.coverage is not None
+    assert (probe.coverage.failed, file == "calls.jsonl") in ((0, False), (2, True))
+
+
+def test_capture_in_one_process_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    def descriptors() -> set[str]:
+        return {fd for fd in os.listdir("/proc/self/fd") if int(fd) > 99}  # noqa: PTH208 - none is that of the listing
+
+    before = descriptors()
+    for number in range(3):
+        with tensorprobe.capture(tmp_path / str(number), in_process=True) as probe:
+            for _ in range(2):
+                torch.sin(torch.ones(2))
+                probe.step()
+    assert descriptors() == before
+
+
 @pytest.mark.parametrize("name", ["with spaces in it", "运行一", "quote'and\"more", "percent%20#hash", "-dash"])
 def test_any_name_of_a_folder_will_do(name: str, tmp_path: Path) -> None:
     run = record(tmp_path / name / "run", lambda: torch.sin(torch.ones(2)))

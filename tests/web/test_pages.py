@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from tensorprobe.engine.output import read_result
-from tensorprobe.report.page.comparison import STATUSES, Counted, comparison_page
+from tensorprobe.report.page.comparison import STATUSES, comparison_page
+from tensorprobe.report.page.data import matrix
 from tensorprobe.report.page.html import to_html
 from tests.web.browser import until
 from tests.web.conftest import Watched
@@ -204,7 +205,7 @@ def test_one_bad_step_is_seen_among_a_thousand_ranks(compared: Compared, watched
     worst = {(rank, step): 0 for rank in range(1000) for step in range(300)}
     worst[777, 150] = list(STATUSES).index("introduced")
     made = comparison_page(result.summary, result.rows.batches, result.evidence)
-    made = replace(made, matrix=Counted(0, {}, worst).matrix())
+    made = replace(made, matrix=matrix(worst))
     (tmp_path / "page.html").write_text(to_html(made), encoding="utf-8")
     page = watched(tmp_path / "page.html").page
     canvas = page.locator(".matrix canvas")

@@ -60,10 +60,13 @@ export interface Column {
   id: string; kind: "number" | "integer" | "word"; form: string; values: Numbers; words: string[];
 }
 
-export async function unpack(column: PackedColumn): Promise<Column> {
+/** Unpack a column. Rows without a value would vanish from the page silently, so what is not whole is an error. */
+export async function unpack(column: PackedColumn, count?: number): Promise<Column> {
   const bytes = await inflate(column.packed);
   const values = column.kind === "number" ? decodeNumbers(bytes) : decodeIntegers(bytes, column.width);
   const words = column.words ? await unpackWords(column.words) : [];
+  if (count !== undefined && values.length !== count) throw new Error(`column ${column.id}: ${values.length} of ${count} values`);
+  if (column.kind === "word" && !values.every((code) => code >= 0 && code < words.length)) throw new Error(`column ${column.id}: unknown words`);
   return { id: column.id, kind: column.kind, form: column.form, values, words };
 }
 
@@ -94,7 +97,7 @@ export class Table {
   get(id: string): Promise<Column> {
     let column = this.asked.get(id);
     if (column === undefined) {
-      column = unpack(this.packed.get(id)!).then((read) => (this.ready.set(id, read), read));
+      column = unpack(this.packed.get(id)!, this.count).then((read) => (this.ready.set(id, read), read));
       this.asked.set(id, column);
     }
     return column;
@@ -123,7 +126,7 @@ function starts(counts: Numbers): Int32Array {
 }
 
 export async function unpackCalls(packed: PackedTable, producers: PackedColumn | null): Promise<Calls> {
-  const columns = new Map((await Promise.all(packed.columns.map(unpack))).map((column) => [column.id, column]));
+  const columns = new Map((await Promise.all(packed.columns.map((column) => unpack(column, packed.count)))).map((column) => [column.id, column]));
   const get = (id: string): Column => columns.get(id)!;
   return {
     count: packed.count,

@@ -40,11 +40,13 @@ export function Calls() {
 function Filter({ columns, setColumns }: { columns: string[]; setColumns: (columns: string[]) => void }) {
   const { page, t, query, setQuery, rows } = useShared();
   const [text, setText] = useState(query.text);
-  useEffect(() => setText(query.text), [query.text]);
-  useEffect(() => {
-    const timer = setTimeout(() => text !== query.text && setQuery({ text }), rows!.total > 200_000 ? 150 : 0);
-    return () => clearTimeout(timer);
-  }, [text]);
+  const timer = useRef(0);
+  const type = (typed: string): void => {
+    setText(typed);
+    clearTimeout(timer.current);
+    timer.current = window.setTimeout(() => setQuery({ text: typed }), rows!.total > 200_000 ? 150 : 0);
+  };
+  useEffect(() => { if (query === EVERYTHING) setText(""); }, [query]); // what is typed meanwhile is not overwritten
   const chip = (label: string, on: boolean, press: () => void, ink?: string, extra = "") => (
     <button type="button" class="chip" aria-pressed={on} onClick={press}>{ink && <i class="dot" style={{ background: ink }} />}{label}{extra && <span class="muted">{extra}</span>}</button>
   );
@@ -53,7 +55,7 @@ function Filter({ columns, setColumns }: { columns: string[]; setColumns: (colum
   const unmatched = (page.counts.only_baseline ?? 0) + (page.counts.only_candidate ?? 0);
   return (
     <div class="filter" role="search">
-      <input type="search" value={text} placeholder={t("filter")} aria-label={t("filter")} spellcheck={false} onInput={(event) => setText(event.currentTarget.value)} />
+      <input type="search" value={text} placeholder={t("filter")} aria-label={t("filter")} spellcheck={false} onInput={(event) => type(event.currentTarget.value)} />
       {chip(".*", query.regex, () => setQuery({ regex: !query.regex }))}
       {page.statuses.map((status, code) => [status, code] as const).reverse().filter(([status]) => page.counts[status] && status !== "agrees" && status !== "pass" && status !== "finite").map(([status, code]) =>
         chip(t(status), query.statuses.includes(code), () => setQuery({ statuses: query.statuses.includes(code) ? query.statuses.filter((each) => each !== code) : [...query.statuses, code] }), statusColour(status), ` ${count(page.counts[status])}`))}

@@ -110,7 +110,7 @@ def check_call(
                 details += _check_variants(call, runs, backward, settings)
     except CannotReplay as found:
         reason = str(found)
-        if isinstance(found, UnknownOp) and call.op.startswith("Ops.") and not settings.recorded:
+        if isinstance(found, UnknownOp) and call.op.startswith(("Ops.", "Function.")) and not settings.recorded:
             reason += "; --import MODULE registers your own ops"
     except DeviceRaised as found:
         details.append(_raised(found, ""))

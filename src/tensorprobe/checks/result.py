@@ -60,7 +60,8 @@ class PrecheckResult(Answer):
 
     def __repr__(self) -> str:
         summary = self.summary
-        return f"<precheck: {summary.passed:,} passed, {summary.failed:,} failed, {summary.skipped:,} skipped>"
+        kind = type(self).__name__.removesuffix("Result").lower()
+        return f"<{kind}: {summary.passed:,} passed, {summary.failed:,} failed, {summary.skipped:,} skipped>"
 
 
 class AuditResult(PrecheckResult):

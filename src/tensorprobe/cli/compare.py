@@ -52,6 +52,7 @@ def compare(
     policy: str = option(CompareSettings, "policy"),
     steps: str | None = option(CompareSettings, "steps"),
     ranks: str | None = option(CompareSettings, "ranks"),
+    phase: list[str] = option(CompareSettings, "phases", "--phase", default=[]),
     form: list[str] = format_option(Comparison, "without FILE is the table or page in the output folder"),
     html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write the page: one file, for a browser."),
     as_json: bool = JSON,
@@ -60,7 +61,7 @@ def compare(
     suggest_map: bool = typer.Option(
         False,
         "--suggest-map",
-        help="Print a map of the modules that have another name in the candidate, and compare nothing.",
+        help="Print a map of the modules that have another name in the candidate; compare nothing.",
     ),
     strip_prefix: str | None = option(CompareSettings, "strip_prefix", metavar="PREFIX"),
     fuzzy: bool = option(CompareSettings, "fuzzy", "--fuzzy"),
@@ -77,25 +78,24 @@ def compare(
 ) -> None:
     """Find the first call where two runs part ways.
 
-    Both runs are compared call by call. Exit code 0: they agree. 1: they diverge. 2: they cannot be compared, or one of them
-    did not finish and what both have agrees.
+    Exit code 0: they agree. 1: they diverge. 2: they cannot be compared, or one did not finish and the rest agrees.
     """
     from tensorprobe.engine import compare as compare_runs
     from tensorprobe.engine import compare_shard
     from tensorprobe.engine import suggest_map as suggest_names
 
     if suggest_map:
-        typer.echo(suggest_names(baseline, candidate, steps=steps, ranks=ranks), nl=False)
-        return
+        return typer.echo(suggest_names(baseline, candidate, steps=steps, ranks=ranks), nl=False)
     folder = either(out, output, "--out")
     forms = read_forms([*form, *([f"html={html}"] if html is not None else [])], as_json, Comparison)
-    tables = [each.name for each in forms if each.file is None and FORMS[each.name].is_file]
+    tables = _tables(forms)
     if tables and folder is None:
         raise SettingsError(f"--format {tables[0]} writes a file: add -o FOLDER, or --format {tables[0]}=FILE.")
     settings: dict[str, Any] = {
         "policy": policy,
         "steps": steps,
         "ranks": ranks,
+        "phases": phase or None,
         "map": map_file,
         "noise": noise,
         "strip_prefix": strip_prefix,
@@ -134,8 +134,7 @@ def merge(
     from tensorprobe.engine import merge_shards
 
     forms = read_forms(form, as_json, Comparison)
-    tables = [each.name for each in forms if each.file is None and FORMS[each.name].is_file]
-    if tables:
+    if tables := _tables(forms):
         raise SettingsError(
             f"--format {tables[0]} needs a file here: --format {tables[0]}=FILE.\n"
             "  The table in the output folder has the form that was given to 'compare --shard'."
@@ -143,6 +142,11 @@ def merge(
     with progress("merging shards"):
         result = merge_shards(folder)
     show(result, forms, limit, notices=result.notices)
+
+
+def _tables(forms: list[Wanted]) -> list[str]:
+    """Return the forms that are files in the output folder."""
+    return [each.name for each in forms if each.file is None and FORMS[each.name].is_file]
 
 
 def _demand_shard_folder(folder: str | None, forms: list[Wanted], strict: bool) -> str:

@@ -62,7 +62,7 @@ def find(
         help="After --: the command that is trusted, --vs, the command under test. With --baseline only the latter.",
     ),
     out: Path = typer.Option(
-        ..., *OUT, metavar="FOLDER", help="Folder for all runs and results. Again: continue there."
+        ..., *OUT, metavar="FOLDER", help="Folder for all runs and results. If it holds some, find continues there."
     ),
     baseline: Path | None = typer.Option(
         None, "--baseline", metavar="RUN", help="A run recorded elsewhere, in place of the first command."
@@ -80,7 +80,7 @@ def find(
 
     Both commands are recorded with summaries, each twice: nondeterminism is reported first. Then they run again and only the
     steps and calls around the first difference are recorded with values, then the ATen calls inside the call that is wrong.
-    Exit code 0: they agree. 1: they diverge. 2: it cannot be said.
+    Exit code 0: they agree. 1: they diverge. 2: they cannot be compared.
     """
     from tensorprobe.report.forms import Answer
 

@@ -9,6 +9,8 @@ import typer
 
 from tensorprobe.cli.options import JSON, RANK, STEP, complete_call, progress
 from tensorprobe.errors import RunNotFound
+from tensorprobe.model.call import PHASES
+from tensorprobe.settings import one_of
 
 if TYPE_CHECKING:
     from tensorprobe.record.run import Run
@@ -30,6 +32,7 @@ def inspect(
     ),
     step: int | None = STEP,
     rank: int | None = RANK,
+    phase: str | None = typer.Option(None, metavar="PHASE", help=f"Only calls of this phase: {', '.join(PHASES)}."),
     slot: str | None = typer.Option(
         None, metavar="SLOT", help="Only this tensor of the call: input.0, output, parameters.weight."
     ),
@@ -49,17 +52,25 @@ def inspect(
     if is_result(run):
         _show_result(open_result(run), limit, as_json)
         return
-    opened = open_run(run)
+    opened = open_run(run) if phase is None else _of_phase(open_run(run), phase)
     if verify:
         _verify(opened, limit, as_json)
     elif call is not None and (second := _second_run(call)) is not None:
         _show_both(opened, second, limit, as_json)
     elif call is not None:
         _show_calls(opened, opened.find(call, step=step, rank=rank), slot, values, limit, as_json)
-    elif step is not None or rank is not None:
+    elif step is not None or rank is not None or phase is not None:
         _list_calls(opened, step, rank, limit, as_json)
     else:
         _show_run(opened, limit, as_json)
+
+
+def _of_phase(run: Run, phase: str) -> Run:
+    from tensorprobe.record.phases import demand_calls, of_phases
+
+    chosen = of_phases(run, (one_of(*PHASES)(phase, "--phase"),))
+    demand_calls(chosen, (phase,))
+    return chosen
 
 
 def _second_run(name: str) -> Run | None:

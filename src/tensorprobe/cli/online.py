@@ -32,7 +32,7 @@ def online(
     op: list[str] = option(OnlineSettings, "ops", "--op", default=[]),
     module: list[str] = option(OnlineSettings, "modules", "--module", default=[]),
     steps: str | None = option(OnlineSettings, "steps"),
-    library: list[str] = option(OnlineSettings, "libraries", "--library", default=[]),
+    library: list[str] = option(OnlineSettings, "libraries", "--library", default=[], metavar="NAME"),
     workers: int = option(OnlineSettings, "workers", metavar="N"),
     overwrite: bool = option(OnlineSettings, "overwrite", "--overwrite"),
     as_json: bool = JSON,
@@ -40,8 +40,8 @@ def online(
 ) -> None:
     """Compare every ATen call of a command with the same call on the CPU, while it runs.
 
-    The script is not edited. Watching begins when it calls the first module. If the command fails, its exit code is ours; else 0:
-    all calls agree. 1: a call fails. 2: nothing was compared.
+    The script is not edited. Watching begins when it calls the first module. Exit code 0: all calls agree. 1: a call fails.
+    2: nothing was compared. If the command fails, its exit code is returned.
     """
     from tensorprobe.cli.results import open_result
     from tensorprobe.errors import CommandFailed

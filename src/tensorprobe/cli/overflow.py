@@ -41,7 +41,7 @@ def overflow(
     """Find the call that makes the first NaN or inf: in a run, or in a command while it runs (`-o FOLDER -- COMMAND`).
 
     All ranks are searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: there is one.
-    2: nothing could be checked. If a watched command fails, its exit code is ours.
+    2: nothing could be checked. If a watched command fails, its exit code is returned.
     """
     from tensorprobe.watches.overflow.recorded import find_overflow
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,7 @@ from tensorprobe.standard_json import decode
 from tensorprobe.text import shell
 
 if TYPE_CHECKING:
-    from tensorprobe.record.run import Run
     from tensorprobe.report.page.data import Page
-    from tensorprobe.report.page.run import CallAt
 
 _SUMMARY, _ONLINE = "summary.json", "online.json"
 
@@ -81,33 +78,13 @@ def _summary(folder: Path) -> Any:
 
 def page_of(held: Any, *, full: bool = False, source: bool = True, rows: bool = True) -> Page:
     """Return the page of whatever `open_result` returns. Without `rows`, the rows of a comparison are left to a server."""
-    from tensorprobe.engine.result import Result
-    from tensorprobe.model.online import OnlineResult
-    from tensorprobe.model.overflow import OverflowReport
-    from tensorprobe.model.precheck import Precheck
-    from tensorprobe.report.page.checks import checks_page
-    from tensorprobe.report.page.comparison import comparison_page
-    from tensorprobe.report.page.watches import online_page, overflow_page
+    from tensorprobe.record.run import Run
+    from tensorprobe.report.page import files
 
-    options = {"full": full, "source": source}
-    if isinstance(held, Result):
-        return comparison_page(held.summary, held.rows.batches, held.evidence, **options, rows=rows)
-    if isinstance(held, OnlineResult):
-        return online_page(held, **options)
-    summary = getattr(held, "summary", None)
-    if isinstance(summary, Precheck):
-        return checks_page(summary, held.evidence, **options)
-    if isinstance(summary, OverflowReport):
-        return overflow_page(summary, **options)
-    return _page_of_run(held, **options)
-
-
-def _page_of_run(run: Run, *, full: bool, source: bool) -> Page:
+    if not isinstance(held, Run):
+        return files.page_of(held, full=full, source=source, rows=rows)
     from tensorprobe.record.overview import describe_run
     from tensorprobe.report.page.run import CallAt, run_page
 
-    def calls() -> Iterator[CallAt]:
-        for call in run.calls(on_damage="skip"):
-            yield CallAt(call.model, call.step, call.rank, call.index)
-
-    return run_page(describe_run(run), calls(), full=full, source=source)
+    calls = (CallAt(call.model, call.step, call.rank, call.index) for call in held.calls(on_damage="skip"))
+    return run_page(describe_run(held), calls, full=full, source=source)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pyarrow as pa
 
+from tensorprobe.judge.graph import makers_of
 from tensorprobe.model.comparison import COLUMNS, STATUSES
 from tensorprobe.model.measured import BASES, JUDGED, SIDES, VERDICTS, Measured, Opinions
 from tensorprobe.report.table import arrow_schema
@@ -64,16 +65,8 @@ def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch
 
 def _producers(measured: Measured) -> Any:
     """Return for each row the position of the last call before that made its tensor in the baseline; -1 where none did."""
-    rows, calls = measured.rows, len(measured.calls.name)
-    made = numpy.flatnonzero(rows.made)
-    tensor = rows.content[0]
-    if not len(made):
-        return numpy.full(len(rows.slot), -1)
-    places = tensor * (calls + 1) + rows.call
-    made = made[numpy.argsort(places[made], kind="stable")]
-    found = made[numpy.searchsorted(places[made], places) - 1]
-    known = (tensor >= 0) & (tensor[found] == tensor) & (rows.call[found] < rows.call)
-    return numpy.where(known & ~rows.made.astype(bool), rows.call[found], -1)
+    rows, made = measured.rows, makers_of(measured, 0)
+    return numpy.where((made >= 0) & ~rows.made.astype(bool), rows.call[made], -1) if len(made) else made
 
 
 def _integers(values: Sequence[int]) -> Any:

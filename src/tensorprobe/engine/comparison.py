@@ -19,7 +19,7 @@ from tensorprobe.engine.gather import gather
 from tensorprobe.engine.output import REPLAY_FILES, Output, write_result, write_text
 from tensorprobe.engine.places import Place, Side, open_sides, runs_of
 from tensorprobe.engine.plan import Plan, plan_tasks
-from tensorprobe.engine.proof import replay_divergence
+from tensorprobe.engine.proof import replay_divergence, replay_region
 from tensorprobe.engine.rank_task import Progress, RankResult
 from tensorprobe.engine.result import Result, Rows
 from tensorprobe.engine.settings import CompareSettings, Engine, Prove, TableForm
@@ -31,7 +31,7 @@ from tensorprobe.judge.policy import POLICIES
 from tensorprobe.model.comparison import Comparison, Divergence
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.pairing.measure import SegmentPair
-from tensorprobe.settings import Numbers, public
+from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.text import counted
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def compare(
     policy: str | Policy = "noise-aware",
     steps: Numbers | None = None,
     ranks: Numbers | None = None,
+    phases: Names | None = None,
     map: str | os.PathLike[str] | None = None,
     noise: Sequence[str] = (),
     strip_prefix: str | None = None,
@@ -82,6 +83,7 @@ def compare(
             runs it alone. Without it the rows stay in memory.
         policy: the name of a policy, e.g. `bitwise`, or the path of a TOML file with your own rules.
         steps, ranks: compare only these, e.g. `[0, 2]` or `'0,2-4'`. Rank i is compared with rank i.
+        phases: compare only calls of these phases: `train`, `eval`, `generate`, `optimizer`.
         map: a file of name pairs: calls or modules of the baseline and their names in the candidate.
         noise: further right runs of the baseline. What they differ by from it is allowed, call by call.
         strip_prefix: strip this prefix from module paths, e.g. `module.`
@@ -174,14 +176,20 @@ def add_replay(summary: Comparison, sides: tuple[Side, Side], plan: Plan, folder
     """
     found, task = summary.divergence, plan.tasks[0]
     decided = task.policy == POLICIES["noise-aware"]
-    if found is None or task.prove == "off" or (decided and folder is None):
+    if found is None or task.prove == "off":
+        return summary
+    own = next(task for task in plan.tasks if task.rank == found.rank)
+    place = SegmentPair(found.step, found.rank, dict(own.steps)[found.step], own.candidate_rank)
+    finders = finders_of((sides[0].run, sides[1].run), place)
+    if found.region is not None and found.row is not None and found.row.basis == "values" and decided:
+        found = msgspec.structs.replace(found, region_proof=replay_region(finders, found.region))
+        summary = msgspec.structs.replace(summary, divergence=found)
+    if decided and folder is None:
         return summary
     if reason := _not_one_call(found):
         notes = [] if folder is None else [f"no {REPLAY_FILES[0]}: {reason}"]
         return msgspec.structs.replace(summary, notes=[*summary.notes, *notes])
-    own = next(task for task in plan.tasks if task.rank == found.rank)
-    place = SegmentPair(found.step, found.rank, dict(own.steps)[found.step], own.candidate_rank)
-    proof, replayed = replay_divergence(finders_of((sides[0].run, sides[1].run), place), found)
+    proof, replayed = replay_divergence(finders, found)
     if not decided:
         unproved = "" if proof is not None else replayed.reason
         found = msgspec.structs.replace(found, proof=proof, unproved=unproved)

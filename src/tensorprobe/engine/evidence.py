@@ -52,8 +52,9 @@ def evidence_of(
     calls = measured.calls
     found = []
     for call in wanted:
-        ours = finders[0].find(calls.name[call], calls.repeat[call])
-        theirs = finders[1].find(calls.candidate[call], calls.repeat[call])
+        line = calls.index[call]  # of the baseline; most often of the candidate too
+        ours = finders[0].find(calls.name[call], calls.repeat[call], line=line)
+        theirs = finders[1].find(calls.candidate[call], calls.repeat[call], line=line)
         if ours is None or theirs is None:
             continue
         worst = _worst_slots(measured, opinion, call)
@@ -67,7 +68,7 @@ def _first_calls(measured: Measured, answer: StepAnswer) -> Iterator[int]:
         (index, name): call
         for call, (index, name) in enumerate(zip(measured.calls.index, measured.calls.name, strict=True))
     }
-    for candidate in (answer.introduced, answer.entered, answer.structural, answer.diverging):
+    for candidate in (answer.introduced, answer.random, answer.entered, answer.structural, answer.diverging):
         if candidate is not None:
             position = at.get((candidate.divergence.index, candidate.divergence.call))
             if position is not None:

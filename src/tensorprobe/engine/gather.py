@@ -14,7 +14,7 @@ import msgspec
 from tensorprobe.engine.narrowing import describe_narrowing
 from tensorprobe.engine.plan import Plan
 from tensorprobe.engine.rank_task import RankResult
-from tensorprobe.errors import NotFound, NothingPaired, RunDamaged
+from tensorprobe.errors import NotFound, NothingPaired, OtherLayout, RunDamaged
 from tensorprobe.judge.divergence import Candidate, StepAnswer, earliest_difference, first_divergence, settle_ranks
 from tensorprobe.model import Frame
 from tensorprobe.model.call import forward_name
@@ -57,6 +57,7 @@ def gather(
     answers = settle_ranks([answer for result in results for answer in result.answers])
     patterns = _patterns(results)
     divergence = _with_pattern(_with_source(first_divergence(answers), runs), patterns)
+    _demand_one_layout(runs, divergence, judged=sum(answer.judged for answer in answers))
     bases = _count(BASES, (answer.bases for answer in answers))
     return Comparison(
         schema_version=SCHEMA_VERSION,
@@ -79,8 +80,10 @@ def gather(
         notes=[
             *plan.notes,
             *describe_narrowing((result.narrowing for result in results), agrees=answer == "agrees"),
-            *_notes(runs, bases),
+            *_notes(runs, bases, unseen=sum(answer.unseen_updates for answer in answers)),
             *_alignment_notes(plan, results),
+            *_random_notes(answers, divergence),
+            *_layout_notes(runs, _count(STATUSES, (answer.statuses for answer in answers))),
         ],
         baseline=_side(runs[0], sum(result.calls[0] for result in results)),
         candidate=_side(runs[1], sum(result.calls[1] for result in results)),
@@ -93,6 +96,56 @@ def gather(
         regions_total=sum(len(answer.regions) for answer in answers),
         endings=plan.endings,
         differing=differences(*(_about(run) for run in runs)),
+    )
+
+
+def _layout_notes(runs: tuple[Run, Run], statuses: Mapping[str, int]) -> list[str]:
+    ours, theirs = (run.manifest.world_size for run in runs)
+    if ours == theirs:
+        return []
+    return [
+        f"the world size is {ours} in the baseline and {theirs} in the candidate: {statuses['unmeasured']:,} pairs of calls hold "
+        "other parts of batches or weights and were not compared, nor were regions of such calls; what is whole in both was: "
+        "parameters and, where an optimizer was recorded, their gradients and its state"
+    ]
+
+
+def _random_notes(answers: Sequence[StepAnswer], divergence: Divergence | None) -> list[str]:
+    """Return which call drew other random numbers, if another call is named."""
+    found = [answer.random for answer in answers if answer.random is not None]
+    first = min(found, key=lambda one: one.place, default=None)
+    if first is None or divergence is None or divergence.random:
+        return []
+    at = first.divergence
+    return [
+        f"{at.call} drew other random numbers in step {at.step}, rank {at.rank}: what follows differs for that too, and was "
+        "judged by replays alone"
+    ]
+
+
+def _demand_one_layout(runs: tuple[Run, Run], divergence: Divergence | None, *, judged: int) -> None:
+    """Raise OtherLayout if the runs had other numbers of processes, and no call is known to be wrong, or none was compared.
+
+    A gradient that the optimizer reads is whole in every layout: if it differs, it is named.
+    """
+    ours, theirs = (run.manifest.world_size for run in runs)
+    if ours == theirs or (divergence is None and judged):
+        return
+    if divergence is not None and (
+        divergence.status == "introduced"
+        or divergence.region is not None
+        or (divergence.entered is not None and divergence.entered.kind == "gradient")
+    ):
+        return
+    call = "" if divergence is None else divergence.call or divergence.candidate_call
+    what = "nothing that both hold as a whole was compared."
+    if divergence is not None:
+        what = f"step {divergence.step}, {call} is the first call where what both hold differs; no call is known to be wrong."
+    raise OtherLayout(
+        f"the world size is {ours} in the baseline and {theirs} in the candidate: their processes hold other parts of "
+        f"batches or weights, and parts are not compared with whole tensors. {what[0].upper()}{what[1:]}\n"
+        "  Run both in the same layout. Where only the weights are split, recording with --level module compares the "
+        "modules whose tensors have equal shapes."
     )
 
 
@@ -199,9 +252,19 @@ def _rank_answers(
     ]
 
 
-def _notes(runs: tuple[Run, Run], bases: dict[str, int]) -> list[str]:
+def _notes(runs: tuple[Run, Run], bases: dict[str, int], *, unseen: int) -> list[str]:
     notes = []
-    if bases["statistics"]:
+    if unseen:
+        notes.append(
+            "the optimizer was not recorded: parameters are judged by how they changed from step to step; a change of "
+            "gradients after backward that the optimizer cancels (Adam does so with a scale) is not seen"
+        )
+    if bases["statistics"] and any(run.manifest.settings.get("mode") == "sketch" for run in runs):
+        notes.append(
+            f"{bases['statistics']:,} pairs of tensors were compared by statistics, digest and sketch, without values: how large "
+            "an error is, is an estimate"
+        )
+    elif bases["statistics"]:
         notes.append(
             f"weaker: {bases['statistics']:,} pairs of tensors were compared by statistics and digest, without values; "
             "an error that keeps maximum, minimum, mean and norm is not seen"

@@ -22,6 +22,7 @@ from tensorprobe.model.comparison import Ending
 from tensorprobe.model.reason import Skipped
 from tensorprobe.record import Run
 from tensorprobe.record.endings import End, find_ends, lacks_rank
+from tensorprobe.record.phases import demand_calls, of_phases
 from tensorprobe.record.reader import open_run
 from tensorprobe.text import ranges
 
@@ -65,6 +66,8 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
     common = segments[0] & segments[1]
     if not common:
         raise CannotCompare(_nothing_in_common(sides, steps, ranks))
+    for run in runs if settings.phases else ():
+        demand_calls(of_phases(run, settings.phases), settings.phases)
     plan = Plan(tasks=[], policy=policy.name, steps=sorted({step for step, _ in common}))
     steps_of: dict[int, list[int]] = {}
     for step, rank in sorted(common):
@@ -86,6 +89,7 @@ def plan_tasks(sides: tuple[Side, Side], settings: CompareSettings) -> Plan:
                 noise=[str(Path(path).absolute()) for path in settings.noise],
                 strip_prefix=settings.strip_prefix,
                 fuzzy=settings.fuzzy,
+                phases=settings.phases,
                 prove=settings.prove,
                 evidence=calls_of_each(len(steps_of)),
             )

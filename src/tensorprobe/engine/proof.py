@@ -9,6 +9,7 @@ in calls and bytes, so the answer does not depend on the machine.
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ from tensorprobe.errors import TensorprobeError
 from tensorprobe.judge.policy import POLICIES, Policy
 from tensorprobe.model import DTYPES
 from tensorprobe.model.call import forward_name
-from tensorprobe.model.comparison import STATUSES, Divergence, Proof, Proving
+from tensorprobe.model.comparison import STATUSES, Divergence, Proof, Proving, Region, RegionProof
 from tensorprobe.model.measured import STATISTICS, VALUES, Measured, Opinions
 from tensorprobe.model.precheck import Checked
-from tensorprobe.model.reason import NotReplayed
+from tensorprobe.model.reason import NotReplayed, Unmeasured
 from tensorprobe.ops import is_collective
 from tensorprobe.record import Run
 from tensorprobe.replay.isolation import (
@@ -160,7 +161,8 @@ class Prover:
                 reasons[unit.position] = reason
             for call, direction in ((unit.call, "forward"), (unit.backward, "backward")):
                 rows = [[row for row in side.rows if row.direction == direction] for side in sides]
-                if call is not None and (proof := _proof(*rows)) is not None:
+                random = any(side.random for side in sides)
+                if call is not None and (proof := _proof(*rows, random=random)) is not None:
                     proofs[call] = proof
             faults = [call for call, proof in proofs.items() if proof.at_fault]
             if faults and not any(position < min(faults) for position in pending):
@@ -216,7 +218,60 @@ def replay_divergence(finders: Finders, divergence: Divergence) -> tuple[Proof |
     except (_NotProvable, StartFailed, TensorprobeError, OSError) as failed:
         return None, Replayed(reason=str(failed).splitlines()[0])
     rows = [[row for row in side.rows if row.direction == divergence.direction] for side in replies[0].sides]
-    return _proof(*rows) if rows else None, replies[0]
+    random = any(side.random for side in replies[0].sides)
+    return _proof(*rows, random=random) if rows else None, replies[0]
+
+
+def replay_region(finders: Finders, region: Region) -> RegionProof:
+    """Return what replays say of every call of a region, each on its own side, as far as the budget of `auto` goes."""
+    right: list[str] = []
+    wrong: list[str] = []
+    unproved: Counter[str] = Counter()
+    calls, most = AUTO_CALLS, AUTO_BYTES
+    for finder, side, names in zip(
+        finders, ("baseline", "candidate"), (region.baseline, region.candidate), strict=True
+    ):
+        held: dict[str, str | None] = {}
+        """Forward call → its backward, if that is in the region."""
+        for name in names:
+            forward = forward_name(name)
+            held[forward or name] = name if forward else held.get(name)
+        named: list[list[str]] = []
+        parcels = []
+        for forward, backward in held.items():
+            try:
+                task, size = _task(finder, forward, backward, 0, AUTO_REPLAY_BYTES)
+            except _NotProvable as reason:
+                unproved[str(reason)] += 1
+                continue
+            calls, most = calls - 1, most - size
+            if calls < 0 or most < 0:
+                unproved[NotReplayed.OVER_BUDGET.value] += 1
+                continue
+            parcels.append(pack([task]))
+            named.append([each for each in (forward, backward) if each in names])
+
+        def take(number: int, content: bytes, side: str = side, named: list[list[str]] = named) -> None:
+            (found,) = msgspec.msgpack.decode(content, type=list[SideRows])
+            for name in named[number]:
+                way = "backward" if forward_name(name) else "forward"
+                results = {row.result for row in found.rows if row.direction == way}
+                if "fail" in results:
+                    wrong.append(f"{side} {name}")
+                elif "pass" in results:
+                    right.append(name)
+                else:
+                    unproved[found.reason or NotReplayed.NO_TENSOR.value] += 1
+
+        def died(death: Death) -> None:
+            unproved[f"the process of its replay {death.how}"] += 1
+
+        try:
+            job = replay_job(_TARGET, pack(ProofStart.of([finder.run])))
+            run_in_processes(job, parcels, jobs=1, take=take, died=died)
+        except (StartFailed, TensorprobeError, OSError) as failed:
+            unproved[f"a process that replays calls could not start: {str(failed).splitlines()[0]}"] += 1
+    return RegionProof(right=len(right), wrong=wrong, unproved=dict(unproved))
 
 
 def _task(finder: CallFinder, name: str, backward: str | None, repeat: int, most_bytes: int) -> tuple[SideTask, int]:
@@ -242,16 +297,20 @@ def _differing(measured: Measured, basis: int = VALUES) -> set[int]:
     """Return the calls of an op that made different values: all others need no proof."""
     rows, calls = measured.rows, measured.calls
     differs = rows.made & (rows.basis == basis) & ~rows.figures["bit_identical"].astype(bool)
+    if measured.other_layout and basis == VALUES:  # other parts of a batch are replayed, too
+        shapes = [row for row, why in rows.unmeasured.items() if why is Unmeasured.SHAPE]
+        differs[[row for row in shapes if rows.made[row]]] = True
     found = set(numpy.unique(rows.call[differs]).tolist()).difference(measured.region_positions)
     return {call for call in found if calls.level[call].is_op}
 
 
-def _proof(baseline: Sequence[Checked], candidate: Sequence[Checked]) -> Proof | None:
-    """Return the proof from the judged rows of both sides; None where one of them has none."""
+def _proof(baseline: Sequence[Checked], candidate: Sequence[Checked], *, random: bool = False) -> Proof | None:
+    """Return the proof from the judged rows of both sides; None where one of them has none, and nothing is random."""
     sides = [{row.slot: row for row in rows if row.result != "skip"} for rows in (baseline, candidate)]
     common = [slot for slot in sides[1] if slot in sides[0]]
     if not common:
-        return None
+        unknown = Proof(slot="", baseline=0.0, candidate=0.0, baseline_wrong=False, candidate_wrong=False, random=True)
+        return unknown if random else None
 
     def weight(slot: str) -> tuple[bool, float]:
         wrong = [side[slot].result == "fail" for side in sides]
@@ -265,4 +324,5 @@ def _proof(baseline: Sequence[Checked], candidate: Sequence[Checked]) -> Proof |
         candidate=there.relative_l2,
         baseline_wrong=here.result == "fail",
         candidate_wrong=there.result == "fail",
+        random=random,
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy
 
-from tensorprobe.engine.columns import batches_of
 from tensorprobe.engine.evidence import evidence_of
 from tensorprobe.engine.narrowing import Narrowing
 from tensorprobe.engine.proof import Prover
@@ -28,11 +27,13 @@ from tensorprobe.judge.walk import Known, RankJudge
 from tensorprobe.model.comparison import Buckets, Finding, Proving
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.model.measured import Measured
+from tensorprobe.model.reason import Skipped
 from tensorprobe.ops.names import without_prefix
 from tensorprobe.pairing.align import Options
 from tensorprobe.pairing.mapping import NameMap, parse_mapping
 from tensorprobe.pairing.measure import MAX_FINDINGS, SegmentPair, measure_segment
 from tensorprobe.record import Run
+from tensorprobe.record.phases import left_out, of_phases
 from tensorprobe.record.reader import open_run
 from tensorprobe.report.table import TableWriter
 
@@ -62,6 +63,8 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     """Further right runs of the baseline."""
     strip_prefix: str | None = None
     fuzzy: bool = False
+    phases: tuple[str, ...] | None = None
+    """The phases to compare; None for all."""
     threads: int = 1
     prove: Prove = "off"
     evidence: int = 0
@@ -101,6 +104,7 @@ def compare_rank(
     write: Callable[[pa.RecordBatch], None] | None = None,
 ) -> RankResult:
     """Measure and judge every step of one rank of two open runs. Rows go to the task's file, to `write`, or nowhere."""
+    runs = (of_phases(runs[0], task.phases), of_phases(runs[1], task.phases))
     result = RankResult(rank=task.rank, answers=[], buckets=Buckets(), findings=[], findings_total=0)
     if task.rows_file is None:
         _compare_steps(task, runs, result, progress, write)
@@ -130,9 +134,10 @@ def _compare_steps(
     mapping = None if task.map_text is None else _mapping_of(task.map_text)
     options = Options(mapping=mapping, strip_prefix=task.strip_prefix, fuzzy=task.fuzzy)
     right = [open_run(path) for path in task.noise]
+    other_layout = runs[0].manifest.world_size != runs[1].manifest.world_size
     for step, candidate_step in task.steps:
         cut = tuple(whole is not None and step > whole for whole in task.whole)
-        place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank, cut)
+        place = SegmentPair(step, task.rank, candidate_step, task.candidate_rank, cut, other_layout)
         measured = measure_segment(runs, place, options=options, threads=task.threads, progress=progress)
         if right:
             measured.noise = _measure_noise(runs[0], right, measured, task.threads)
@@ -148,6 +153,9 @@ def _compare_steps(
         result.answers.append(answer)
         if room := task.evidence - len(result.evidence):
             result.evidence += evidence_of(runs, now, measured, opinion, answer, most=room)
+        others = (left_out(runs[0], step, task.rank), left_out(runs[1], candidate_step, task.candidate_rank))
+        if any(others):
+            measured.buckets.add(Buckets(skipped={Skipped.OTHER_PHASE.value: sum(others)}))
         result.buckets.add(measured.buckets)
         result.narrowing.add(measured, opinion)
         unused = set(measured.unused_map)
@@ -157,10 +165,12 @@ def _compare_steps(
         paths = {*measured.calls.module, *measured.calls.candidate_module} if task.strip_prefix else ()
         result.stripped |= any(without_prefix(path, task.strip_prefix) != path for path in paths)
         ours, theirs = result.calls
-        result.calls = (ours + measured.read[0], theirs + measured.read[1])
+        result.calls = (ours + measured.read[0] + others[0], theirs + measured.read[1] + others[1])
         result.findings_total += len(answer.findings) + measured.findings_left_out
         result.findings += answer.findings[: max(0, MAX_FINDINGS - len(result.findings))]
         if write is not None:
+            from tensorprobe.engine.columns import batches_of  # needs pyarrow: half of the start-up of a comparison
+
             for batch in batches_of(measured, opinion):
                 write(batch)
     result.unused_rules = judge.unused_rules

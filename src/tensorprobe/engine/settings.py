@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.judge import POLICIES, Policy, load_policy
-from tensorprobe.settings import Numbers, Settings, flag, one_of, parse_numbers, setting, whole
-from tensorprobe.work.pool import processors
+from tensorprobe.model.call import PHASES
+from tensorprobe.settings import Numbers, Settings, flag, one_of, parse_numbers, setting, some_of, whole
 
 Engine = Literal["local", "ray"]
 Prove = Literal["auto", "all", "off"]
@@ -29,12 +29,15 @@ class CompareSettings(Settings):
     ranks: Any = setting(
         None, "Compare only these ranks, e.g. 0,2-4. Rank i is compared with rank i. Default: all.", parse_numbers
     )
+    phases: Any = setting(
+        None, f"Compare only calls of this phase: {', '.join(PHASES)}. Default: all.", some_of(*PHASES)
+    )
     map: str | os.PathLike[str] | None = setting(
         None, "A file of name pairs: calls or modules of the baseline and their names in the candidate."
     )
     noise: list[str] = setting(
         (),
-        "Another right run of the baseline: what both differ by is allowed, call by call. May be given several times.",
+        "Another correct run of the baseline's program: differences between the two are allowed, call by call. May be given several times.",
     )
     strip_prefix: str | None = setting(None, "Strip this prefix from module paths, e.g. module.")
     fuzzy: bool = setting(False, "Pair calls of the same op in order, even if their numbers differ.", flag)
@@ -105,4 +108,6 @@ class CompareSettings(Settings):
         """Return the threads of each task: concurrent tasks share the processors of this machine."""
         if self.threads is not None:
             return self.threads
+        from tensorprobe.work.pool import processors  # needs multiprocessing, which --help does not
+
         return 1 if self.engine == "ray" else max(1, processors() // min(self.jobs, max(tasks, 1)))

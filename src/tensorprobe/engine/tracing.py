@@ -16,6 +16,7 @@ from tensorprobe.model.measured import Measured, Opinions, Update
 from tensorprobe.pairing.diff import MOST_UPDATED, measure_update
 from tensorprobe.pairing.measure import SegmentPair
 from tensorprobe.record.elements import widen
+from tensorprobe.record.reader import NativeSegment
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.record.stored import StoredCall
 
@@ -36,11 +37,24 @@ class CallFinder:
             self._entries = {(entry.name, entry.repeat): entry for entry in reversed(entries)}
         return self._entries.get((name, repeat))
 
-    def find(self, name: str, repeat: int = 0) -> StoredCall | None:
-        """Return a call; None where there is none, or its line is damaged."""
+    def find(self, name: str, repeat: int = 0, *, line: int | None = None) -> StoredCall | None:
+        """Return a call; None where there is none, or its line is damaged. `line` is where it stands in all likelihood."""
+        if line is not None and (found := self._on_line(Entry(line, name, repeat))) is not None:
+            return found
         entry = self.entry(name, repeat)
+        return None if entry is None else self._at(entry)
+
+    def _on_line(self, entry: Entry) -> StoredCall | None:
+        """Return the call of an entry if it stands there and no index is needed to read it."""
+        segment = self.run.segment(self.step, self.rank)
+        if not isinstance(segment, NativeSegment) or not segment.knows(entry.line):
+            return None
+        found = self._at(entry)
+        return found if found is not None and (found.name, found.repeat) == entry[1:] else None
+
+    def _at(self, entry: Entry) -> StoredCall | None:
         try:
-            return None if entry is None else self.run.at(self.step, self.rank, entry)
+            return self.run.at(self.step, self.rank, entry)
         except RunDamaged:
             return None
 

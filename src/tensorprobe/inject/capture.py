@@ -66,7 +66,7 @@ def begin(payload: str) -> None:
 
 def _start(orders: dict[str, Any], module: nn.Module | None = None) -> None:
     """Start the probe, unless the script captures itself. Errors go to stderr, and training continues."""
-    from tensorprobe.errors import RunExists, TensorprobeError
+    from tensorprobe.errors import RunExists
     from tensorprobe.record.run_folder import attempt_place, own_place
     from tensorprobe.record.run_sink import RunSink
     from tensorprobe.taps.probe import Probe, active_probe
@@ -94,7 +94,7 @@ def _start(orders: dict[str, Any], module: nn.Module | None = None) -> None:
                 if not _is_taken(out, find_rank(), orders["started"]):
                     raise
         start(own_place(out))
-    except (TensorprobeError, OSError) as error:
+    except Exception as error:
         let_through(error)
         sys.stderr.write(f"tensorprobe: not recording. {type(error).__name__}: {error}\n")
 

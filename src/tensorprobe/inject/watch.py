@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.taps.beginnings import before_first_module
 
 HOOK = "tensorprobe.inject.watch:begin"
@@ -22,13 +23,14 @@ def begin(payload: str) -> None:
 
 def _start(orders: dict[str, Any], module: nn.Module) -> None:
     """Start the watch, unless the script has one or captures. Errors go to stderr, and training continues."""
-    from tensorprobe.errors import TensorprobeError
-    from tensorprobe.taps.probe import active_probe
-
-    if active_probe() is not None:
-        sys.stderr.write("tensorprobe: the script watches or captures by itself; nothing is watched from outside.\n")
-        return
     try:
+        from tensorprobe.taps.probe import active_probe
+
+        if active_probe() is not None:
+            sys.stderr.write(
+                "tensorprobe: the script watches or captures by itself; nothing is watched from outside.\n"
+            )
+            return
         if orders["kind"] == "online":
             from tensorprobe.watches.online import online
 
@@ -38,7 +40,7 @@ def _start(orders: dict[str, Any], module: nn.Module) -> None:
 
             watch = OverflowWatch(module, steps_by="optimizer", **orders["settings"])
         watch.start()
-    except (TensorprobeError, OSError) as error:
-        sys.stderr.write(f"tensorprobe: not watching. {type(error).__name__}: {error}\n")
-    else:
         atexit.register(watch.stop)
+    except Exception as error:
+        let_through(error)
+        sys.stderr.write(f"tensorprobe: not watching. {type(error).__name__}: {error}\n")

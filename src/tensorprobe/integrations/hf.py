@@ -13,22 +13,25 @@ from tensorprobe.taps import Probe
 class TensorprobeCallback(TrainerCallback):
     """Records a training: `Trainer(..., callbacks=[TensorprobeCallback("runs/a", steps="0-2")])`.
 
-    `settings` are those of `tensorprobe.capture`. A step ends where the Trainer ends it, after the optimizer; micro-batches of
-    gradient accumulation, and evaluation, belong to the step they are made in (`microbatch` and `phase` of a call).
+    `settings` are those of `tensorprobe.capture`. A step begins where the Trainer begins it. Micro-batches of gradient
+    accumulation belong to their step, and an evaluation to the step before it (`microbatch` and `phase` of a call).
     """
 
     def __init__(self, out: str | os.PathLike[str], **settings: Any) -> None:
         self._out, self._settings = out, settings
+        self._begun = False
         self.probe: Probe | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:
         """Start to record."""
+        self._begun = False
         self.probe = Probe(self._out, model=model, **self._settings).start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """End a step."""
-        if self.probe is not None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Begin the next step."""
+        if self.probe is not None and self._begun:
             self.probe.step()
+        self._begun = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Stop, and write the rest."""

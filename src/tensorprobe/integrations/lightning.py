@@ -13,8 +13,9 @@ from tensorprobe.taps import Probe
 class TensorprobeCallback(Callback):
     """Records a training: `Trainer(..., callbacks=[TensorprobeCallback("runs/a", steps="0-2")])`.
 
-    `settings` are those of `tensorprobe.capture`. A step ends with the batch in which the optimizer steps, so that micro-batches
-    of gradient accumulation belong to one step (`microbatch` of a call).
+    `settings` are those of `tensorprobe.capture`. A step begins with the first batch after the optimizer has stepped, so that
+    micro-batches of gradient accumulation belong to one step, and a validation to the step before it (`microbatch` and
+    `phase` of a call).
     """
 
     def __init__(self, out: str | os.PathLike[str], **settings: Any) -> None:
@@ -27,16 +28,13 @@ class TensorprobeCallback(Callback):
         self._steps = trainer.global_step
         self.probe = Probe(self._out, model=pl_module, **self._settings).start()
 
-    def on_train_batch_start(self, *given: Any, **named: Any) -> None:
-        """Count a micro-batch: Lightning calls `training_step`, so the model itself is not called."""
+    def on_train_batch_start(self, trainer: Any, *given: Any, **named: Any) -> None:
+        """Begin the next step, if the optimizer has stepped. Count a micro-batch: Lightning does not call the model itself."""
         if self.probe is not None:
+            if trainer.global_step != self._steps:
+                self._steps = trainer.global_step
+                self.probe.step()
             self.probe.begin_microbatch()
-
-    def on_train_batch_end(self, trainer: Any, *given: Any, **named: Any) -> None:
-        """End a step, if the optimizer has stepped."""
-        if self.probe is not None and trainer.global_step != self._steps:
-            self._steps = trainer.global_step
-            self.probe.step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop, and write the rest."""

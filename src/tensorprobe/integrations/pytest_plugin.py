@@ -11,6 +11,8 @@ The first run writes `goldens/gpt-step.tpz` beside the test file. Later runs com
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -38,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tensorprobe", "goldens of tensorprobe")
     group.addoption("--tensorprobe-update", action="store_true", help="Write the goldens again.")
     group.addoption(
+        "--tensorprobe-report",
+        metavar="FOLDER",
+        help="Of each golden that fails, write NAME.md, a comment for a pull request, and NAME.html, the page, here.",
+    )
+    group.addoption(
         "--tensorprobe-strict",
         action="store_true",
         help="Fail where a golden is missing, or was made with another torch, device or setting.",
@@ -62,14 +69,14 @@ def tensorprobe_golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.
             raise ValueError(f"golden {name!r}: use letters, digits, '.', '_' and '-'; it names a file.")
         file = folder / f"{name}.tpz"
         place = tmp_path_factory.mktemp(f"golden-{name}")
-        chosen = {"mode": "summary", "stacks": True, **settings}
-        with tensorprobe.capture(place / "run", **chosen) as probe:
+        with tensorprobe.capture(place / "run", **settings) as probe:
             yield probe
         run = tensorprobe.open_run(place / "run")
         if update or not file.exists():
             _write(run, file, config.rootpath, strict=strict and not update)
         else:
-            _compare(file, run, place, policy, strict=strict)
+            _compare(file, run, place, policy, strict=strict, report=config.getoption("--tensorprobe-report"))
+        shutil.rmtree(place / "run")  # its values; after a failure they stay, beside the page
 
     return golden
 
@@ -86,7 +93,7 @@ def _write(run: Run, file: Path, root: Path, *, strict: bool) -> None:
     _written.append(f"{file} ({size:,} bytes)")
 
 
-def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool) -> None:
+def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool, report: str | None) -> None:
     import tensorprobe
 
     golden = tensorprobe.open_run(file)
@@ -98,6 +105,11 @@ def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool) ->
         warnings.warn(GoldenWarning(f"{told}. It is judged by what rounding explains."), stacklevel=1)
     result = tensorprobe.compare(file, run.path, policy=policy, out=place / "result", prove="off")
     if not result:
+        if report is not None:
+            folder = Path(report)
+            folder.mkdir(parents=True, exist_ok=True)
+            result.save(folder / f"{file.stem}.md", "md")
+            shutil.copy(place / "result" / "report.html", folder / f"{file.stem}.html")
         pytest.fail(
             f"golden {file.name}: {result}\n"
             f"If this change is intended: pytest {file.parent.parent} --tensorprobe-update",
@@ -111,10 +123,17 @@ def _differences(golden: Run, run: Run) -> list[str]:
 
     def facts(held: Run) -> dict[str, Any]:
         devices = sorted({part.device for part in held.parts.values()})
-        kept = {key: held.manifest.provenance.get(key, {}) for key in ("packages", "switches")}
-        return {"torch": held.manifest.torch, "device": ", ".join(devices), **kept}
+        about = held.manifest.provenance
+        loaded = {name: number for name, number in about.get("packages", {}).items() if _is_imported(name)}
+        facts = {"packages": loaded, "switches": about.get("switches", {})}
+        return {"torch": held.manifest.torch, "device": ", ".join(devices), **facts}
 
     return differences(facts(golden), facts(run))
+
+
+def _is_imported(package: str) -> bool:
+    """Return whether the tests have imported a package: another version of one that is only installed changes no number."""
+    return bool({package.replace("-", "_"), package.removesuffix("-core")} & sys.modules.keys())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

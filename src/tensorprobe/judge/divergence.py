@@ -16,6 +16,7 @@ import msgspec
 import numpy
 
 from tensorprobe.model import Level
+from tensorprobe.model.call import op_of
 from tensorprobe.model.comparison import STATUSES, Basis, Divergence, External, Finding, Inputs, Region, Row, Status
 from tensorprobe.model.measured import (
     BASES,
@@ -30,12 +31,12 @@ from tensorprobe.model.measured import (
     Measured,
     Opinions,
 )
-from tensorprobe.ops import argument_name, is_collective
+from tensorprobe.ops import Trait, argument_name, has, is_collective
 
 MAX_EXTERNALS = 100
 
-_AGREES, _INTRODUCED, _ENTERED, _STRUCTURAL = (
-    STATUSES.index(name) for name in ("agrees", "introduced", "entered", "structural")
+_AGREES, _INTRODUCED, _ENTERED, _STRUCTURAL, _UNMEASURED = (
+    STATUSES.index(name) for name in ("agrees", "introduced", "entered", "structural", "unmeasured")
 )
 _HARMLESS = (STATUSES.index("agrees"), STATUSES.index("amplified"))
 _UNPAIRED = ("only_baseline", "only_candidate")
@@ -71,6 +72,8 @@ class StepAnswer(msgspec.Struct, kw_only=True):
     step: int
     rank: int
     introduced: Candidate | None
+    random: Candidate | None
+    """The first call that drew other random numbers, as far as is known."""
     entered: Candidate | None
     structural: Candidate | None
     diverging: Candidate | None
@@ -82,6 +85,7 @@ class StepAnswer(msgspec.Struct, kw_only=True):
     """Results with a verdict."""
     externals: list[External]
     untold: list[External]
+    unseen_updates: int
     regions: list[Region]
     findings: list[Finding]
     """Without those that a region explains."""
@@ -123,6 +127,7 @@ class _Step:
             proof=opinion.proofs.get(call),
             unproved=opinion.unproved.get(call, "") if opinion.status[call] == STATUSES.index("introduced") else "",
             entered=entered,
+            random=self.is_random(call),
         )
         forward = calls.forward[call]
         made = forward if forward >= 0 and calls.stack[call] is None and calls.candidate_stack[call] is None else call
@@ -133,6 +138,13 @@ class _Step:
             (calls.stack[made], calls.candidate_stack[made]),
         )
 
+    def is_random(self, call: int) -> bool:
+        """Return whether a call that introduces a difference may only have another random stream."""
+        proof = self.opinion.proofs.get(call)
+        if self.opinion.status[call] != _INTRODUCED or (proof is not None and proof.at_fault):
+            return False
+        return has(self.measured.calls.op[call], Trait.RANDOM) if proof is None else proof.random
+
     def is_settled(self, finding: Finding) -> bool:
         """Return whether a call without a partner is part of an API call or a region that agrees: another way to a result.
 
@@ -140,6 +152,8 @@ class _Step:
         """
         if finding.region:
             return finding.region not in self.begun
+        if self.measured.other_layout and is_collective(finding.call):
+            return True
         return finding.parent in self._agreeing[finding.kind == "only_candidate"]
 
     @functools.cached_property
@@ -178,8 +192,12 @@ class _Step:
             baseline=ours,
             candidate=theirs,
             begins=name in self.begun,
-            agrees=all(self.opinion.status[call] in _HARMLESS for call in self._measured_regions.get(name, ())),
-            measured=name in self._measured_regions,
+            agrees=all(
+                self.opinion.status[call] in _HARMLESS
+                or (measured.other_layout and self.opinion.status[call] == _UNMEASURED)
+                for call in self._measured_regions.get(name, ())
+            ),
+            measured=any(self.opinion.status[call] != _UNMEASURED for call in self._measured_regions.get(name, ())),
         )
 
     def unpaired(self, finding: Finding) -> Candidate:
@@ -208,6 +226,8 @@ class _Step:
             place=[] if row is None else place_in(self.measured, row),
             finding=finding,
             region=None if region is None else self.region(finding.region),
+            random=region is not None
+            and any(has(op_of(name), Trait.RANDOM) for name in self.measured.region_calls(region)),
         )
         return Candidate(divergence, epoch, is_collective(finding.call))
 
@@ -228,6 +248,9 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
 
     alone = numpy.ones(len(calls.name), dtype=bool)
     alone[measured.region_positions] = False
+    random = numpy.zeros(len(calls.name), dtype=bool)
+    for call in numpy.flatnonzero(status == _INTRODUCED).tolist():
+        random[call] = step.is_random(call)
     paired = first((status == _STRUCTURAL) & alone)
     unpaired = min(
         (finding for finding in measured.findings if finding.kind in _UNPAIRED and not step.is_settled(finding)),
@@ -240,7 +263,8 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
     return StepAnswer(
         step=measured.step,
         rank=measured.rank,
-        introduced=first((status == _INTRODUCED) & alone),
+        introduced=first((status == _INTRODUCED) & alone & ~random),
+        random=first(random & alone),
         entered=first(status == _ENTERED),
         structural=min(structural, key=lambda one: one.divergence.index, default=None),
         diverging=first(diverging & (status != _INTRODUCED) & alone),
@@ -248,11 +272,12 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
         statuses={name: int(count) for name, count in zip(STATUSES, counts, strict=True)},
         bases={name: int(count) for name, count in zip(BASES, bases, strict=True)},
         rows=len(rows.slot),
-        judged=int((rows.made & (opinion.verdict != UNMEASURED)).sum()),
+        judged=int((rows.made & (opinion.verdict != UNMEASURED)).sum()) + opinion.whole,
         regions=[step.region(name) for name in measured.regions],
         findings=[finding for finding in measured.findings if not (finding.region and step.is_settled(finding))],
         externals=[_external_of(measured, each) for each in opinion.entering[:MAX_EXTERNALS]],
         untold=[_external_of(measured, each) for each in opinion.untold[:MAX_EXTERNALS]],
+        unseen_updates=opinion.unseen_updates,
     )
 
 
@@ -275,7 +300,8 @@ def first_divergence(answers: Sequence[StepAnswer]) -> Candidate | None:
     """Return the first divergence of the steps of one rank, or of all ranks.
 
     The first cause, an error that is introduced or that enters, comes first, unless in an earlier step something diverges
-    already; then a difference of structure; then the first call that diverges at all.
+    already; then a difference of structure; then the first call that diverges at all. All that follows a random op differs for
+    that, so another call that introduces an error comes before it, wherever it stands.
     """
 
     def earliest(name: str) -> Candidate | None:
@@ -284,9 +310,13 @@ def first_divergence(answers: Sequence[StepAnswer]) -> Candidate | None:
 
     names = ("introduced", "entered", "structural", "diverging")
     introduced, entered, structural, diverging = (earliest(name) for name in names)
-    causes = [one for one in (introduced, entered) if one is not None]
+    random = earliest("random")
+    causes = [one for one in (introduced, entered, random) if one is not None]
     bound = diverging.divergence.step if diverging else None
-    for one in (min(causes, key=lambda one: one.place, default=None), structural):
+    cause = min(causes, key=lambda one: one.place, default=None)
+    if cause is not None and cause is random and introduced is not None:
+        return introduced
+    for one in (cause, structural):
         if one is not None and (bound is None or one.divergence.step <= bound):
             return one
     return diverging
@@ -303,7 +333,7 @@ def settle_ranks(answers: Sequence[StepAnswer]) -> list[StepAnswer]:
     causes = sorted(
         (one.place, answer.rank)
         for answer in answers
-        for one in (answer.introduced, answer.diverging)
+        for one in (answer.introduced, answer.random, answer.diverging)
         if one is not None and not one.collective
     )
     return [_without_spread(answer, causes) for answer in answers]
@@ -385,7 +415,12 @@ def _external_of(measured: Measured, entering: Entering) -> External:
     call, slot = entering.call, rows.slot[entering.row]
     argument = argument_name(calls.op[call], slot)
     module = calls.module[call]
-    if argument and entering.kind in ("parameter", "data"):
+    role, _, owned = rows.roles.get(entering.row, "").partition(" ")
+    if role in ("parameter", "buffer"):
+        name = owned
+    elif role == "gradient" and role not in slot:
+        name = f"gradient of {owned}"
+    elif argument and entering.kind in ("parameter", "data"):
         name = f"{module}.{argument}" if module else argument
     else:
         name = f"{slot} of {calls.name[call]}"
@@ -405,6 +440,8 @@ def _how_it_differs(measured: Measured, row: int) -> str:
     figures = {name: column[row] for name, column in measured.rows.figures.items()}
     if measured.rows.basis[row] == STATISTICS and figures["baseline_norm"] != figures["baseline_norm"]:
         return f"max {figures['baseline_max']:.6g} in baseline, {figures['candidate_max']:.6g} in candidate"
+    if measured.rows.basis[row] == STATISTICS and figures["relative_l2"] > 0:
+        return f"relative L2 about {figures['relative_l2']:.2g}, from a sketch"
     if measured.rows.basis[row] == STATISTICS:
         return f"norm {figures['baseline_norm']:.6g} in baseline, {figures['candidate_norm']:.6g} in candidate"
     if figures["nonfinite_different"] > 0:

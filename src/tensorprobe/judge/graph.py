@@ -32,10 +32,14 @@ class Graph:
         found: list[int] = order[first:end].tolist()
         return found
 
-    def maker(self, side: int, content: int, before: int) -> int | None:
-        """Return the last row in which a call before this one made the content."""
-        rows = self._measured.rows
-        made = [row for row in self.holding(side, content) if rows.made[row] and rows.call[row] < before]
+    def maker(self, side: int, row: int) -> int | None:
+        """Return the last row in which an earlier call made what this row holds in one run."""
+        made = int(self._makers[side][row])
+        return None if made < 0 else made
+
+    def last_maker(self, side: int, content: int) -> int | None:
+        """Return the last row in which a call made the content."""
+        made = [row for row in self.holding(side, content) if self._measured.rows.made[row]]
         return made[-1] if made else None
 
     def number(self, content: Any) -> int:
@@ -68,8 +72,8 @@ class Graph:
         if forward < 0 or rows.made[row]:
             return []
         result = self.row(forward, f"output{rows.slot[row].removeprefix('input')}")
-        if result is None:
-            return []
+        if result is None or (rows.made[result] and any(held[result] for held in self._unique)):
+            return []  # nothing else holds it, so no call reads it
         parts = self.gradients_of((int(rows.content[0][result]), int(rows.content[1][result])), since=forward)
         level = calls.level[call]
         return [part for part in parts if rows.call[part] < call and calls.level[int(rows.call[part])] is level]
@@ -78,6 +82,15 @@ class Graph:
     def _sorted(self) -> Sequence[tuple[Array, Array]]:
         orders = [numpy.argsort(side, kind="stable") for side in self._measured.rows.content]
         return [(order, side[order]) for order, side in zip(orders, self._measured.rows.content, strict=True)]
+
+    @cached_property
+    def _makers(self) -> Sequence[Array]:
+        return [makers_of(self._measured, side) for side in (0, 1)]
+
+    @cached_property
+    def _unique(self) -> Sequence[Array]:
+        """For each side, whether no other row holds the same."""
+        return [(numpy.bincount(side + 1)[side + 1] == 1) | (side < 0) for side in self._measured.rows.content]
 
     @cached_property
     def _backwards(self) -> dict[int, list[int]]:
@@ -90,3 +103,16 @@ class Graph:
     @cached_property
     def _numbers(self) -> dict[Any, int]:
         return {content: number for number, content in enumerate(self._measured.contents)}
+
+
+def makers_of(measured: Measured, side: int) -> Array:
+    """Return for each row the last row in which an earlier call made what it holds in one run; -1 where none did."""
+    rows, content = measured.rows, measured.rows.content[side]
+    places = content * (len(measured.calls.name) + 1) + rows.call
+    made = numpy.flatnonzero(rows.made)
+    if not len(made):
+        return numpy.full(len(places), -1)
+    made = made[numpy.argsort(places[made], kind="stable")]
+    found = made[numpy.searchsorted(places[made], places) - 1]
+    known = (content >= 0) & (content[found] == content) & (rows.call[found] < rows.call)
+    return numpy.where(known, found, -1)

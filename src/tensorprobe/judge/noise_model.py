@@ -55,6 +55,8 @@ PEAK = 8.0
 GREATEST_OFFSET = 1e3
 """How far values of a normalised tensor may be from their mean, in standard deviations. Beyond, nothing is excused."""
 STATISTICS_ROUNDINGS = 16.0
+SKETCH_SPREAD = 2.3
+"""A distance that is estimated from eight numbers is at most this far above the true one, but for one in a million."""
 """Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: it is a sum, and each device adds in
 an order of its own."""
 QUOTIENTS_OFF = 2e-3
@@ -132,7 +134,9 @@ def errors_of(measured: Measured) -> Errors:
             unknown = weak & (numpy.isnan(figures["baseline_norm"]) | numpy.isnan(figures["candidate_norm"]))
             rms[unknown] = _greatest_rms(figures)[unknown]
             other[unknown] = rms[unknown]
-            rms_error[weak] = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))[weak]
+            sketched = _clean(relative) * rms / SKETCH_SPREAD
+            known = numpy.maximum(abs(other - rms), abs(_clean(figures["bias"])))
+            rms_error[weak] = numpy.maximum(known, sketched)[weak]
             # A mask hides the statistics of all other elements. Such a row counts as other, by nothing that is known.
             masked = weak & (peak >= _MASK) & (peak_error == 0)
             rms_error[masked], rms[masked], peak[masked] = 0.0, 1.0, 1.0
@@ -254,7 +258,10 @@ def _amplify(
     jumps = numpy.where(decides & (given > 0), JUMP_FACTOR * numpy.sqrt(numpy.minimum(given, 1)), 0.0)
     divides = numpy.where(divides_by, GAIN * elements, 0.0)
     # Norms of a quotient of two moments do not show elements that are noise: they move by the rate, in any direction.
-    quotients = numpy.array(["addcdiv" in op for op in measured.calls.op], dtype=bool)[rows.call]
+    names = list(measured.calls.op)
+    for at in measured.region_positions:
+        names[at] = " ".join(measured.region_calls(at)) if names[at].startswith("Region.optimizer") else ""
+    quotients = numpy.array(["addcdiv" in name for name in names], dtype=bool)[rows.call]
     weak = quotients & (rows.basis == STATISTICS) & (given > 0)
     divides = numpy.where(weak, numpy.maximum(divides, QUOTIENTS_OFF), divides)
     # Neither jumps nor divisions of single elements scale a whole result.

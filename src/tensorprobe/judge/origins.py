@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy
+
 from tensorprobe.judge.noise_model import MEASURED_FACTOR
 from tensorprobe.judge.severity import SYSTEMATIC_Z
 from tensorprobe.judge.step_table import StepTable
@@ -30,6 +32,7 @@ from tensorprobe.model.measured import (
     Question,
     Update,
 )
+from tensorprobe.ops import argument_name
 
 _L2, _PEAK, _SLOPE, _DIFFERENT, _NONFINITE = (
     JUDGED.index(name) for name in ("relative_l2", "max_abs", "slope", "different", "nonfinite_different")
@@ -40,15 +43,21 @@ FACTOR = 4.0
 """How many times the error of its parts, or of what a call made, a tensor may have."""
 DRIFT_FACTOR = 8.0
 """For a tensor of which nothing is known: how many times the largest relative error accepted so far."""
+SAME_NORM = 1e-6
+"""The relative difference of the norms of equal numbers in another order."""
+PARTS_ROUNDOFFS = 8.0
+"""By which a gradient may differ that was added up in other parts, times FACTOR."""
 NEAR = 64
 """How many calls before a module are looked at."""
-SHARE_OFF, SHARE_FACTOR = 0.01, 200.0
-"""The share of elements that may be updated otherwise, and how it grows with the relative error of the gradient: an optimizer
-that divides by the size of an element turns the small ones over."""
+SHARE_OFF, SHARE_FACTOR = 1e-3, 200.0
+"""The share of elements that may be updated otherwise (none, where the gradients have equal bits), and how it grows with the
+relative error of the gradient: an optimizer that divides by the size of an element turns the small ones over."""
 SCALE_OFF, SCALE_FACTOR = 1e-3, 4.0
 """The same for the factor between two updates."""
 STATISTICS_OFF = 2e-3
-"""How much norms may move apart in a step where values were not recorded."""
+"""How much norms may move apart in a step where values were not recorded, and nobody can tell why."""
+UNRECORDED_ROUNDOFFS = 16.0
+"""By which a result of calls that were not recorded may differ. From there to the square root of a roundoff nobody can tell."""
 
 
 class Expected(NamedTuple):
@@ -97,6 +106,10 @@ class Origins:
             lineage.verdicts.setdefault(table.identity[row], AGREES)
             return AGREES
         verdict = self._hold_against(row, expected)
+        near = float(table.errors.relative[row]) < math.sqrt(float(table.errors.roundoff[row]))
+        if verdict == DIVERGES and near and not expected.source and self._is_unrecorded_result(row, call):
+            self._opinions.untold.append(Entering(row, call, "input", "the calls that made it were not recorded"))
+            verdict = AGREES
         if expected.kind == "parameter" and lineage.before is not None and not expected.source:
             verdict = self._judge_update(row, call, verdict)
         if verdict == DIVERGES and not expected.diverging:
@@ -121,7 +134,12 @@ class Origins:
             self._opinions.entering.append(Entering(row, call, expected.kind, "; ".join(words)))
 
     def _expected(self, row: int, call: int) -> Expected:
-        return self._from_summands(row) or self._from_maker(row, call) or self._by_itself(row, call)
+        return (
+            self._from_summands(row)
+            or self._from_maker(row, call)
+            or self._from_rearranged(row, call)
+            or self._by_itself(row, call)
+        )
 
     def _hold_against(self, row: int, expected: Expected) -> int:
         """Return whether the error of a row is explained, and note the figure that decided."""
@@ -164,9 +182,24 @@ class Origins:
             if table_before.equal[at] and not (changed and call > table.first_noisy_gradient):
                 return Expected(kind, 0.0)
         size, drift = float(table.errors.rms[row]), lineage.drift
+        if table.largest_gradient and table.rows.roles.get(row, "").startswith("gradient "):
+            # Added up over other parts of the batch. It may be zero in exact arithmetic, so the others give its size.
+            return Expected(
+                "gradient", PARTS_ROUNDOFFS * float(table.errors.roundoff[row]) * (size + table.largest_gradient)
+            )
+        if self._is_unrecorded_result(row, call):
+            rms = max(UNRECORDED_ROUNDOFFS * float(table.errors.roundoff[row]), DRIFT_FACTOR * drift) / FACTOR * size
+            return Expected("input", rms)
         if table.calls.level[call].is_module:  # code between modules made it, and its terms may cancel
             size, drift = max(size, self._size_around(call)), max(drift, ROUNDOFFS * float(table.errors.roundoff[row]))
         return Expected(kind, DRIFT_FACTOR / FACTOR * drift * size)
+
+    def _is_unrecorded_result(self, row: int, call: int) -> bool:
+        """Return whether a forward call reads what needs a gradient and is no parameter, where parameters are known."""
+        rows, calls = self._table.rows, self._table.calls
+        if not rows.grad[row] or calls.level[call].is_module or calls.direction[call] != "forward":
+            return False
+        return bool(rows.roles) and row not in rows.roles and not self._table.is_parameter(row, call)
 
     def _size_around(self, call: int) -> float:
         """Return the size of what the calls before this one made in the same direction, inside the module around it."""
@@ -220,17 +253,49 @@ class Origins:
             )
         return None
 
+    def _from_rearranged(self, row: int, call: int) -> Expected | None:
+        """What a call of this step made on both sides, read here in another order: `x.mT` is no call that is recorded.
+
+        The same numbers have the same ends and the same norm, and in the same order on both sides the same error.
+        """
+        table, rows = self._table, self._table.rows
+        figures, errors = rows.figures, table.errors
+        if table.calls.level[call].is_module or not figures["baseline_norm"][row] or table.exact[row]:
+            return None
+        if argument_name(table.calls.op[call], rows.slot[row]) in ("weight", "bias"):
+            return None
+        alike = rows.made & errors.measured & (rows.call < call) & (errors.count == errors.count[row])
+        for side, content in zip(("baseline", "candidate"), rows.content, strict=True):
+            alike &= (content >= 0) & (content[row] >= 0) & (content != content[row])
+            for end in ("max", "min"):
+                alike &= figures[f"{side}_{end}"] == figures[f"{side}_{end}"][row]
+            norm = figures[f"{side}_norm"]
+            alike &= abs(norm - norm[row]) <= SAME_NORM * norm[row]
+        for error in (errors.rms_error, errors.peak_error):
+            alike &= abs(error - error[row]) <= SAME_NORM * error[row]
+        held = numpy.flatnonzero(alike).tolist()
+        if not held or figures["baseline_max"][row] == figures["baseline_min"][row]:
+            return None
+        made = held[-1]
+        return Expected(
+            "input",
+            float(errors.rms_error[made]),
+            float(errors.peak_error[made]),
+            self._slope(table, made),
+            self._opinions.verdict[made] == DIVERGES,
+            f"{table.calls.name[int(rows.call[made])]}, which made its numbers in another order, agrees",
+        )
+
     def _makers(self, row: int, call: int) -> Iterator[tuple[StepTable, Opinions, int]]:
         table, before = self._table, self._lineage.before
         if not table.rows.figures["baseline_norm"][row] or table.calls.level[call].is_module:
             return  # zeros are everywhere; between modules code may have made it
         for side in (0, 1):
-            content = int(table.rows.content[side][row])
-            if (made := table.graph.maker(side, content, call)) is not None:
+            if (made := table.graph.maker(side, row)) is not None:
                 yield table, self._opinions, made
-            elif before is not None and content >= 0:
+            elif before is not None and (content := int(table.rows.content[side][row])) >= 0:
                 known = before[0].graph.number(table.contents[content])
-                if (made := before[0].graph.maker(side, known, len(before[0].calls.name))) is not None:
+                if (made := before[0].graph.last_maker(side, known)) is not None:
                     yield *before, made
 
     @staticmethod
@@ -263,10 +328,13 @@ class Origins:
         own, slope_z = table.errors, float(table.rows.figures["slope_z"][row])
         known = self._lineage.drift if noise is None else noise
         opinions = self._opinions
+        opinions.unseen_updates += 1
         if update is None:  # no values
-            moved = float(own.relative[row]), STATISTICS_OFF + float(before.errors.relative[at]) + known
-            opinions.judged_by[row], opinions.measured[row], opinions.allowed[row] = _L2, *moved
-            return DIVERGES if moved[0] > moved[1] else AGREES
+            error, then = float(own.relative[row]), float(before.errors.relative[at]) + known
+            opinions.judged_by[row], opinions.measured[row], opinions.allowed[row] = _L2, error, STATISTICS_OFF + then
+            if ROUNDOFFS * float(own.roundoff[row]) + FACTOR * then < error <= STATISTICS_OFF + then:
+                opinions.untold.append(Entering(row, call, "parameter", "its update and its values were not recorded"))
+            return DIVERGES if error > STATISTICS_OFF + then else AGREES
         allowed = (SCALE_OFF + SCALE_FACTOR * known) * update.size + ROUNDOFFS * float(own.roundoff[row])
         if own.mixed[row]:  # in a narrower dtype all of an update may be lost
             allowed = max(allowed, update.size)
@@ -274,7 +342,8 @@ class Origins:
         if abs(slope_z) > SYSTEMATIC_Z and slope > allowed + FACTOR * self._slope(before, at):
             opinions.judged_by[row], opinions.measured[row], opinions.allowed[row] = _SLOPE, slope, allowed
             return DIVERGES
-        count, share, scale = float(own.count[row]), SHARE_OFF + SHARE_FACTOR * known, SCALE_OFF + SCALE_FACTOR * known
+        count, scale = float(own.count[row]), SCALE_OFF + SCALE_FACTOR * known
+        share = (0.0 if noise == 0 else SHARE_OFF) + SHARE_FACTOR * known
         opinion = _DIFFERENT, update.off * count, share * count
         if abs(update.factor - 1) > scale:
             opinion = _SLOPE, abs(update.factor - 1), scale

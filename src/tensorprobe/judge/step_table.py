@@ -9,6 +9,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy
 
@@ -19,6 +20,11 @@ from tensorprobe.judge.severity import Severity
 from tensorprobe.model.measured import Calls, Measured, Rows
 from tensorprobe.model.reason import Unmeasured
 from tensorprobe.ops import Trait, argument_name, has
+
+Array = numpy.ndarray[Any, Any]
+_WHOLE = ("parameter ", "gradient ", "optimizer state ")
+_OWNED = ("parameter ", "buffer ")
+"""The roles of tensors that a module holds."""
 
 
 @dataclass
@@ -46,6 +52,8 @@ class StepTable:
     """Whether NaN or inf differ."""
     operands_equal: list[bool]
     """For each call."""
+    largest_gradient: float | None = None
+    """If the runs have other numbers of processes: the size of the largest gradient that an optimizer reads."""
     first_unpaired: int | None = None
     """The index of the first call without a partner."""
     fresh: set[tuple[tuple[int, ...], str]] = field(default_factory=set)
@@ -64,7 +72,7 @@ class StepTable:
             contents=measured.contents,
             errors=errors,
             graph=Graph(measured),
-            identity=[measured.identity(row) for row in range(len(rows.slot))],
+            identity=measured.identities(),
             made=rows.made.tolist(),
             measured=errors.measured.tolist(),
             equal=errors.equal.tolist(),
@@ -74,6 +82,11 @@ class StepTable:
             drift=numpy.minimum(errors.rms_error / size, 1.0).tolist(),
             nonfinite=(rows.figures["nonfinite_different"] > 0).tolist(),
             operands_equal=allowance.operands_equal.tolist(),
+            largest_gradient=max(
+                (float(errors.rms[row]) for row in rows.roles if is_meeting_place(measured, row)), default=0.0
+            )
+            if measured.other_layout
+            else None,
             first_unpaired=min(
                 (one.index for one in measured.findings if one.kind.startswith("only_") and not one.region),
                 default=None,
@@ -128,16 +141,48 @@ class StepTable:
         partners in other modules, may have made it.
         """
         calls = self.calls
-        named = calls.op[call].startswith("Region.optimizer")  # a gradient is known by its name
+        if self.largest_gradient is not None and self.rows.roles.get(row, "").startswith("gradient "):
+            return not diverged
+        owned = self.rows.roles.get(row, "").startswith(_OWNED)
+        named = owned or calls.op[call].startswith("Region.optimizer")  # a gradient is known by its name
         unpaired = self.first_unpaired is not None and self.first_unpaired <= calls.index[call]
         if not named and (unpaired or calls.name[call].startswith("Region.")):
             return False
         if not _same_module(calls.module[call], calls.candidate_module[call]):
             return False
-        if self.is_parameter(row, call) and self.rows.grad[row]:
+        if owned or (self.is_parameter(row, call) and self.rows.grad[row]):
             return True
         # Code between module calls makes tensors too.
         return not diverged and (not calls.level[call].is_module or not call)
+
+
+def is_meeting_place(measured: Measured, row: int) -> bool:
+    """Return whether a row is whole in every layout: a parameter, its gradient or its state, outside of backward."""
+    return measured.rows.roles.get(row, "").startswith(_WHOLE) and (
+        measured.calls.direction[measured.rows.call[row]] == "forward"
+    )
+
+
+def rows_of_parts(measured: Measured) -> Array:
+    """Return the rows that hold another part of the batch or of a weight on each side, or are computed from one."""
+    calls, rows = measured.calls, measured.rows
+    found = numpy.zeros(len(rows.slot), dtype=bool)
+    regions = (at for at in measured.region_positions if not calls.name[at].startswith("Region.optimizer"))
+    calls_of_parts, contents = set(regions), set[tuple[int, int]]()
+    for call in range(len(calls.name)):
+        is_part = call in calls_of_parts or calls.forward[call] in calls_of_parts
+        span = [row for row in measured.rows_of(call) if not is_meeting_place(measured, row)]
+        for row in span:
+            held = {(side, int(rows.content[side][row])) for side in (0, 1)}
+            if rows.unmeasured.get(row) is Unmeasured.SHAPE or (not rows.made[row] and held & contents):
+                found[row] = is_part = True
+        if is_part:
+            calls_of_parts.add(call)
+            for row in span:
+                if rows.made[row]:
+                    found[row] = True
+                    contents |= {(side, at) for side in (0, 1) if (at := int(rows.content[side][row])) >= 0}
+    return found
 
 
 def _same_module(one: str, other: str) -> bool:

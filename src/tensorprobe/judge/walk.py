@@ -20,7 +20,7 @@ from tensorprobe.judge.noise_model import Allowance, allow, errors_of
 from tensorprobe.judge.origins import Lineage, Origins
 from tensorprobe.judge.policy import Policy
 from tensorprobe.judge.severity import AMPLIFIED, UNEXPLAINED, Attention, Severity, choose_calls, rate_rows
-from tensorprobe.judge.step_table import StepTable
+from tensorprobe.judge.step_table import StepTable, is_meeting_place, rows_of_parts
 from tensorprobe.model.comparison import STATUSES, Proof
 from tensorprobe.model.measured import (
     AGREES,
@@ -36,6 +36,7 @@ from tensorprobe.model.measured import (
     Update,
 )
 from tensorprobe.model.reason import Unmeasured
+from tensorprobe.ops import has_parts
 
 Array = numpy.ndarray[Any, Any]
 
@@ -82,6 +83,8 @@ class RankJudge:
         """Return the verdicts and statuses of one step."""
         self._before = replace(self._lineage, verdicts=dict(self._lineage.verdicts))
         errors = errors_of(measured)
+        if measured.other_layout:
+            errors.measured &= ~rows_of_parts(measured)
         with numpy.errstate(all="ignore"):
             inside = Inside.of(measured)
             allowance = allow(measured, errors, inside)
@@ -100,6 +103,9 @@ class RankJudge:
                 attention.wanted[call] = attention.doubtful[call] = True
         walk_step(table, attention, opinions, self._lineage, known.updates, (inside, alone))
         _drop_contradictions(measured, opinions)
+        if measured.other_layout and self._before.before is not None:
+            whole = [row for row in measured.rows.roles if is_meeting_place(measured, row) and table.measured[row]]
+            opinions.whole = sum(opinions.verdict[row] == AGREES for row in whole)
         self._lineage.before = table, opinions
         return opinions
 
@@ -189,12 +195,15 @@ class _Walk:
         proof = opinions.proofs.get(call)
         proved = proof is not None and proof.at_fault
         # A call with other arguments is right on both sides, and the runs differ for all that.
-        cleared = proof is not None and not (proof.baseline_wrong or proof.candidate_wrong)
-        cleared = cleared and not diverging and not table.calls.structural[call]
+        cleared = proof is not None and not (proof.baseline_wrong or proof.candidate_wrong or proof.random)
+        masked = [row for row in rows if row in table.rows.masked and not table.made[row]]
+        cleared = cleared and not (diverging or masked or table.calls.structural[call])
         beyond = amplified = seen = False
         for row in outputs:
             if not table.measured[row]:
-                opinions.verdict[row] = UNMEASURED
+                wrong = proved and proof is not None and table.rows.slot[row] == proof.slot
+                opinions.verdict[row] = DIVERGES if wrong else UNMEASURED
+                beyond |= wrong
                 continue
             severity, by_limit = self._severity(row, call), table.verdict[row]
             seen |= by_limit != UNMEASURED
@@ -204,8 +213,8 @@ class _Walk:
             elif call in self._filling and not table.equal[row]:
                 verdict = UNMEASURED
                 seen = False
-            elif table.calls.level[call].is_module and self._lineage.verdicts.get(table.identity[row]) == AGREES:
-                verdict = AGREES  # a call inside the module made it
+            elif has_parts(table.calls.op[call]) and self._lineage.verdicts.get(table.identity[row]) == AGREES:
+                verdict = AGREES  # a call inside the module or function made it
             elif cleared:
                 verdict = AGREES
                 if severity == UNEXPLAINED:
@@ -223,6 +232,8 @@ class _Walk:
                 self._remember(row, verdict)
         if beyond and any(table.rows.unmeasured.get(row) is Unmeasured.SHAPE for row in rows if not table.made[row]):
             inputs, diverging = _INPUTS_DIVERGE, True  # of other numbers: nothing is known of what the call adds
+        if beyond and masked and not diverging:
+            inputs, diverging = self._blame_mask(masked[0], call), True
         if beyond or diverging:
             self._diverging.add(call)
             self._unexcused.update(self._inside.chain(call))
@@ -233,6 +244,16 @@ class _Walk:
         self._modules.leave(call)
         if opinions.status[call] == _INTRODUCED or call in self._wrong_parameters:
             self._modules.blame(call)
+
+    def _blame_mask(self, row: int, call: int) -> int:
+        """The two runs mask elements by different numbers, and here that matters: blame the call that made the mask."""
+        maker = self._table.graph.maker(0, row)
+        if maker is None:
+            self._origins.note(row, call)
+        else:
+            self._opinions.status[self._table.rows.call[maker]] = _INTRODUCED
+            self._opinions.verdict[maker] = DIVERGES
+        return _INPUTS_DIVERGE
 
     def _severity(self, row: int, call: int) -> int:
         """Return the severity of a result, and report the figures behind it."""

@@ -13,14 +13,14 @@ from tensorprobe.errors import TensorprobeError
 from tensorprobe.taps.uncaught import show_in_one_line
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no StreamHandler[TextIO]
     """Writes to what is stderr at that moment: tests and notebooks replace it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
+    def stream(self) -> TextIO:
         return sys.stderr
 
 

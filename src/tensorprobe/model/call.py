@@ -6,6 +6,7 @@ The field names are the keys on disk (docs/format.md); a field that has its defa
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -65,6 +66,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     skipped: str | None = None
     written: tuple[tuple[int, int], ...] | None = None
     role: str = ""
+    sketch: str | None = None
 
     @property
     def side(self) -> Side:
@@ -85,6 +87,15 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def has_data(self) -> bool:
         """Whether the values themselves are in the record."""
         return self.offset is not None
+
+
+PHASES = ("train", "eval", "generate", "optimizer")
+"""What a program does when it makes a call. The record adds `, no grad` where gradients are off."""
+
+
+def phase_in(phase: str, wanted: Collection[str]) -> bool:
+    """Return whether a recorded phase is one of those that a user asked for."""
+    return phase.partition(",")[0] in wanted
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -224,11 +224,24 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     baseline_wrong: bool
     """Whether the error is beyond what its dtype must lose."""
     candidate_wrong: bool
+    random: bool = False
+    """Whether the call draws random numbers. Then `wrong` says that they do not follow its law; no slot: nobody knows."""
 
     @property
     def at_fault(self) -> bool:
         """Whether one side is wrong and the other is not."""
         return self.baseline_wrong != self.candidate_wrong
+
+
+class RegionProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What replays in float64 say of the calls of a region, each from its own recorded inputs."""
+
+    right: int
+    """Calls of both sides that are right by themselves."""
+    wrong: list[str]
+    """`candidate Torch.mul.3.forward`: those that are not."""
+    unproved: dict[str, int]
+    """Why other calls could not be replayed → how many."""
 
 
 class Proving(msgspec.Struct, kw_only=True):
@@ -283,6 +296,10 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """The input that differs, of a call with the status `entered`."""
     region: Region | None = None
     """The calls of both runs between the same tensors, of which this is the first, and which give different results."""
+    region_proof: RegionProof | None = None
+    """What replays say of the calls of that region; None where none was replayed."""
+    random: bool = False
+    """Whether it draws random numbers, and is not known to be wrong: the runs may have other random streams."""
 
 
 class Buckets(msgspec.Struct, kw_only=True):

@@ -60,7 +60,5 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     args: ArgumentTree = None
     kwargs: ArgumentTree = None
     slots: list[SlotEvent] = []
-    returned: int = 0
-    """How many results there were, None among them, if more than one and the sink's rules ask for what is not a tensor."""
-    answer: bool | None = None
-    """What a question such as `bool(x)` was answered with, if the sink's rules have it among their ops."""
+    result: ArgumentTree = None
+    """The results, those that are no tensors among them, if the sink's rules ask for them; a list unless they have names."""

@@ -87,6 +87,10 @@ class Rows:
     figures: dict[str, Array]
     unmeasured: dict[int, Unmeasured] = field(default_factory=dict)
     """Row → why it was not measured."""
+    roles: dict[int, str] = field(default_factory=dict)
+    """Row → what the tensor is to the training on both sides, by its name in the baseline: `parameter NAME`, `buffer NAME`."""
+    masked: set[int] = field(default_factory=set)
+    """Rows of which each side has a mask of its own, as -1e9 and -inf; the masked elements are set apart."""
 
 
 @dataclass
@@ -110,6 +114,8 @@ class Measured:
     """Whether the calls differ so much that they were aligned by a method that may miss pairs."""
     read: tuple[int, int] = (0, 0)
     """How many calls were read from each run."""
+    other_layout: bool = False
+    """Whether the runs had other numbers of processes: then tensors of other shapes are other parts, and no difference."""
     noise: tuple[Array, Array] | None = None
     """For each row the RMS and the maximum difference between right runs of the baseline, if there are several."""
 
@@ -129,13 +135,13 @@ class Measured:
         ours, theirs = self.regions[name.rsplit(".", 1)[0]]
         return [each for each in (*ours, *theirs) if bool(forward_name(each)) == bool(forward_name(name))]
 
-    def identity(self, row: int) -> Hashable:
-        """Return what identifies the row's pair of tensors across steps; None where nothing differs or was measured."""
-        rows = self.rows
-        if rows.key[row] < 0:
-            return None
-        one, other = (self.contents[side[row]] for side in rows.content)
-        return one, other, self.layouts[rows.layout[row]]
+    def identities(self) -> list[Hashable]:
+        """Return what identifies the pair of tensors of each row across steps; None where nothing differs or was measured."""
+        rows, contents, layouts = self.rows, self.contents, self.layouts
+        columns = zip(*(each.tolist() for each in (rows.key, *rows.content, rows.layout)), strict=True)
+        return [
+            None if key < 0 else (contents[one], contents[other], layouts[laid]) for key, one, other, laid in columns
+        ]
 
 
 class Opinion(NamedTuple):
@@ -203,11 +209,15 @@ class Opinions:
     """Tensors that differ although no recorded call made the difference."""
     untold: list[Entering] = field(default_factory=list)
     """The same, where the record does not show whether they may differ."""
+    unseen_updates: int = 0
+    """How many parameters differ whose update no recorded call made."""
     questions: list[Question] = field(default_factory=list)
     """What else should be measured."""
     proofs: Mapping[int, Proof] = field(default_factory=dict)
     """Of calls that were replayed in float64, by their position."""
     unproved: Mapping[int, str] = field(default_factory=dict)
     """Why calls that differ were not replayed, by their position."""
+    whole: int = 0
+    """If the runs had other numbers of processes: how many tensors that are whole in every layout agree since the first step."""
     withdrawn: set[int] = field(default_factory=set)
     """Calls whose results are further apart than inference allows, and which are proved to be right on both sides."""

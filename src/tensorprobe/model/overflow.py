@@ -27,6 +27,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     inf: int
     margin: float
     producer: str | None = None
+    here: float | None = None
+    """Of an input of the forward: its value where the first NaN or inf is."""
 
 
 class BadOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class FirstNonfinite(msgspec.Struct, frozen=True, kw_only=True):
     """The number of collectives that this rank had started in this step. Findings of several ranks are ordered by it."""
     outputs: list[BadOutput]
     inputs: list[Extent]
+    forward: list[Extent] = []
+    """Of a backward: the inputs of its forward, as far as they are known."""
     frames: list[Frame]
     chain: list[str]
     """The call that made the input, the call that made the input of that one, and so on."""

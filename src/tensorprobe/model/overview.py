@@ -99,6 +99,8 @@ class CallView(msgspec.Struct, frozen=True):
     args: ArgumentTree
     kwargs: ArgumentTree
     slots: list[SlotView]
+    phase: str = ""
+    microbatch: int | None = None
 
 
 class CallLine(msgspec.Struct, frozen=True):
@@ -111,3 +113,4 @@ class CallLine(msgspec.Struct, frozen=True):
     repeat: int
     module: str
     outputs: list[str]
+    phase: str = ""

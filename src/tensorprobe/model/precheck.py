@@ -109,6 +109,11 @@ class Precheck(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     elapsed_s: float
 
+    def __post_init__(self) -> None:
+        counts, reasons = (self.passed, self.failed, self.skipped), self.reasons.values()
+        if min(*counts, *reasons, 0) < 0 or sum(counts) != self.calls or sum(reasons) != self.skipped:
+            raise ValueError(f"its counts do not add up: {self.calls} calls, {counts} passed, failed and skipped")
+
 
 class Audit(Precheck, frozen=True, kw_only=True):
     """The answer of an audit."""

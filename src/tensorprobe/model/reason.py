@@ -54,6 +54,7 @@ class Skipped(str, Enum):
     RANK_ONLY_IN_CANDIDATE = "rank only in candidate"
     STEP_ONLY_IN_BASELINE = "step only in baseline"
     STEP_ONLY_IN_CANDIDATE = "step only in candidate"
+    OTHER_PHASE = "in a phase that was not selected"
     AFTER_END_OF_BASELINE = "after the end of the baseline"
     AFTER_END_OF_CANDIDATE = "after the end of the candidate"
 

@@ -42,7 +42,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
     tool: str
     exit_code: int
-    """0: the runs agree. 1: they diverge. 2: it cannot be said."""
+    """0: the runs agree. 1: they diverge. 2: they cannot be compared."""
     executions: list[Execution]
     repeats: dict[str, Comparison]
     """`baseline`, `candidate` → two executions of the same command, compared."""

@@ -28,6 +28,7 @@ class CallRules(msgspec.Struct, frozen=True):
     - `only_given`: arguments that the program left to their defaults are not recorded.
     - `inner`: calls that a torch function written in Python makes are recorded and numbered too.
     - `regions`: a call in no other is made in `optimizer` or `clip_grad`, if it is.
+    - `torch_paths`: the modules inside the given model, by the paths of `named_modules`; not the model itself, nor others.
     - `listed`: only calls whose name contains one of these texts, and calls made inside them.
     - `only`: the ops to record; None for all. A family of which it has no op is recorded whole. An op that is not in it
       and is written in Python is not one call: the calls in it are.
@@ -40,6 +41,7 @@ class CallRules(msgspec.Struct, frozen=True):
     only_given: bool = False
     inner: bool = True
     regions: bool = False
+    torch_paths: bool = False
     listed: tuple[str, ...] = ()
     only: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()

@@ -1,7 +1,8 @@
 """Huge constants that two tensors share, such as the -3.4e38 of an attention mask. They would swamp every norm.
 
 Errors are measured over the other elements. A value is set apart when it is an extreme of the tensor, stands in several places,
-is equal bit for bit on both sides, and is far larger than everything else.
+is equal bit for bit on both sides, and is far larger than everything else. Two programs may have other masks, -3.4e38 and -1e9:
+then elements are set apart that are masked on both sides.
 """
 
 from __future__ import annotations
@@ -25,10 +26,42 @@ _BITS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<u8"
 def mask_values(slot: Slot) -> tuple[float, ...]:
     """Return the extremes of a tensor that may be masks; nothing for nearly all tensors."""
     summary = slot.summary
-    if summary is None or slot.dtype not in _BITS:
+    if summary is None:
         return ()
-    ends = {float(summary.min), float(summary.max)}
+    least, most = summary.min, summary.max
+    if (-LEAST_MASK < least < LEAST_MASK and -LEAST_MASK < most < LEAST_MASK) or slot.dtype not in _BITS:  # type: ignore[operator]
+        return ()
+    ends = {float(least), float(most)}
     return tuple(end for end in ends if LEAST_MASK <= abs(end) < float("inf"))
+
+
+def other_masks(ours: Slot, theirs: Slot) -> tuple[float, float] | None:
+    """Return the masks of two tensors with another mask each, which may be -inf; None for nearly all pairs."""
+    if ours.summary is None or theirs.summary is None:
+        return None
+    ends = float(ours.summary.min), float(theirs.summary.min)
+    if ends[0] > -LEAST_MASK or ends[1] > -LEAST_MASK or {ours.dtype, theirs.dtype} - _BITS.keys():
+        return None
+    return ends if ends[0] != ends[1] and max(ends) <= -LEAST_MASK and min(map(abs, ends)) < float("inf") else None
+
+
+def blank_other_masks(
+    sides: tuple[Array, Array], dtypes: tuple[str, str], ends: tuple[float, float]
+) -> tuple[int, list[Array]]:
+    """Return how many elements are masked on both sides, each by its own mask, and copies of the sides with zeros there."""
+    bits = [side.view(_BITS[dtype]) for side, dtype in zip(sides, dtypes, strict=True)]
+    masked = [
+        _numbers(side, dtype) <= (end / 2 if end > -np.inf else -LEAST_MASK)
+        for side, dtype, end in zip(bits, dtypes, ends, strict=True)
+    ]
+    apart = masked[0] & masked[1]
+    return int(apart.sum()), [np.where(apart, side.dtype.type(0), side) for side in bits]
+
+
+def _numbers(bits: Array, dtype: str) -> Array:
+    if dtype == "bfloat16":
+        return (bits.astype("<u4") << 16).view("<f4")
+    return bits.view(f"<f{bits.itemsize}")
 
 
 def blank_masks(

@@ -1,16 +1,15 @@
 """What is known of torch's ops, by name: their traits, and their canonical names. Never imports torch."""
 
+from tensorprobe.ops.signatures import argument_name, parameter_names, positional_slot, signature_of
 from tensorprobe.ops.table import (
     MOVING_NODES,
     Trait,
-    argument_name,
     axis_names,
     breaks_ties,
     has,
+    has_parts,
     is_collective,
-    parameter_names,
     plain_name,
-    positional_slot,
     received_slots,
     short_name,
     traits_of,
@@ -24,12 +23,14 @@ __all__ = [
     "axis_names",
     "breaks_ties",
     "has",
+    "has_parts",
     "is_collective",
     "parameter_names",
     "plain_name",
     "positional_slot",
     "received_slots",
     "short_name",
+    "signature_of",
     "traits_of",
     "why_not_replayed",
 ]

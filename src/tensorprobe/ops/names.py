@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tensorprobe.model import Level
 
-FAMILIES = ("Functional", "Tensor", "Torch", "VF", "Distributed", "NPU", "Module", "Aten", "Ops")
+FAMILIES = ("Functional", "Tensor", "Torch", "VF", "Function", "Distributed", "NPU", "Module", "Aten", "Ops")
 """What the name of an op begins with."""
 DIRECTIONS = ("forward", "backward")
 

@@ -133,7 +133,7 @@ _NAMES: dict[Trait, str] = {
     Trait.INDEXES: "__getitem__ __setitem__",
     Trait.COORDINATES: "grid_sample grid_sampler grid_sampler_2d grid_sampler_3d",
     Trait.DTYPE_TOLERANCE: "pinv pinverse matrix_rank lstsq",
-    Trait.VIEW: """view view_as transpose swapaxes swapdims permute movedim t squeeze unsqueeze narrow select unbind chunk split
+    Trait.VIEW: """view view_as transpose swapaxes swapdims permute movedim t squeeze unsqueeze narrow select slice unbind chunk split
         tensor_split diagonal detach alias unflatten""",
     Trait.WRITES_PART: """__setitem__ index_copy_ index_put_ index_fill_ index_add_ scatter_ scatter_add_ masked_scatter_
         masked_fill_ put_""",
@@ -141,7 +141,7 @@ _NAMES: dict[Trait, str] = {
         new_ones new_full new_tensor""",
     Trait.ALLOCATES: "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format empty_quantized",
     Trait.STORAGE: """set_ resize_ resize resize_as_ _resize_output_ set_data storage_resize_ detach alias lift
-        lift_fresh""",
+        lift_fresh _has_same_storage_numel""",
     Trait.MAY_DO_NOTHING: "contiguous to type type_as cpu cuda npu xpu float double half bfloat16",
     Trait.QUESTION: """size dim ndimension numel nelement stride storage_offset is_contiguous data_ptr const_data_ptr
         element_size storage untyped_storage typed_storage _typed_storage is_floating_point is_complex is_signed
@@ -215,7 +215,7 @@ def plain_name(op: str) -> str:
 @cache
 def traits_of(op: str) -> Trait:
     """Return the traits of `Functional.conv2d`, `Torch._foreach_add_`, `Aten.mm.default`, `Module.layers.0.Linear`."""
-    if op.startswith("Module."):
+    if has_parts(op):
         return _OF_MODULES
     name = short_name(canonical_op(op))
     if is_collective(op):
@@ -235,6 +235,11 @@ def has(op: str, trait: Trait) -> bool:
 def breaks_ties(op: str) -> bool:
     """Return whether the op may choose any of several equal values, and so decide which of them gets the gradient."""
     return has(op, Trait.CHOOSES) or "max_pool" in short_name(op)
+
+
+def has_parts(op: str) -> bool:
+    """Return whether an op is code of the program: a module, or a `torch.autograd.Function`. The calls in it are recorded too."""
+    return op.startswith(("Module.", "Function."))
 
 
 def is_collective(name: str) -> bool:
@@ -260,80 +265,6 @@ def why_not_replayed(op: str) -> str | None:
         return "a module is not run as a whole: the calls in it are"
     refused = [part for part in op.split(".")[1:] if part in _REFUSED]
     return f"{refused[0]} {_REFUSED[refused[0]]}" if refused else None
-
-
-_NORMALISED = "running_mean running_var weight bias"
-_REDUCED = "target weight size_average reduce reduction"
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    name: ("", *parameters.split())
-    for names, parameters in (
-        ("linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", "weight bias"),
-        ("layer_norm", "normalized_shape weight bias eps"),
-        ("rms_norm", "normalized_shape weight eps"),
-        ("group_norm", "num_groups weight bias eps"),
-        ("batch_norm", f"{_NORMALISED} training momentum eps"),
-        ("instance_norm", f"{_NORMALISED} use_input_stats momentum eps"),
-        ("embedding", "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
-        (
-            "embedding_bag",
-            "weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset "
-            "padding_idx",
-        ),
-        ("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout", "p training inplace"),
-        ("softmax log_softmax softmin", "dim _stacklevel dtype"),
-        ("relu relu6 silu mish selu hardswish hardsigmoid", "inplace"),
-        ("celu elu", "alpha inplace"),
-        ("leaky_relu", "negative_slope inplace"),
-        ("hardtanh", "min_val max_val inplace"),
-        ("binary_cross_entropy multilabel_soft_margin_loss", _REDUCED),
-        ("binary_cross_entropy_with_logits", f"{_REDUCED} pos_weight"),
-        ("cross_entropy nll_loss", "target weight size_average ignore_index reduce reduction label_smoothing"),
-        ("mse_loss l1_loss", "target size_average reduce reduction weight"),
-        ("smooth_l1_loss", "target size_average reduce reduction beta"),
-        ("huber_loss", "target reduction delta weight"),
-        ("kl_div", "target size_average reduce reduction log_target"),
-        ("multi_margin_loss", "target p margin weight size_average reduce reduction"),
-        ("max_pool1d max_pool2d max_pool3d", "kernel_size stride padding dilation ceil_mode return_indices"),
-        ("interpolate", "size scale_factor mode align_corners recompute_scale_factor antialias"),
-        ("pad", "pad mode value"),
-        (
-            "multi_head_attention_forward",
-            "key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p "
-            "out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight "
-            "q_proj_weight k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal",
-        ),
-    )
-    for name in names.split()
-}
-"""The short name of an op → the names of its arguments by position. The first is the input of all of them."""
-
-
-def parameter_names(op: str) -> tuple[str, ...]:
-    """Return the names of the op's arguments by position, the first one empty; () when they are not known."""
-    return _PARAMETERS.get(op.rpartition(".")[2], ())
-
-
-_STATE = ("weight", "bias", "running_mean", "running_var")
-
-
-def argument_name(op: str, slot: str) -> str:
-    """Return `weight` for `input.1` of a linear op; empty when nothing is known of the slot."""
-    for side in ("parameters.", "input.kwargs."):
-        if slot.startswith(side):
-            return slot.removeprefix(side)
-    names, position = parameter_names(op), slot.removeprefix("input.")
-    name = names[int(position)] if position.isdecimal() and int(position) < len(names) else ""
-    return name if name in _STATE else ""
-
-
-def positional_slot(op: str, slot: str) -> str:
-    """Return the slot of a tensor, or of its gradient, as it is when the tensor is passed by position.
-
-    Unknown slots stay as they are.
-    """
-    side, _, name = slot.partition(".kwargs.")
-    names = parameter_names(op)
-    return f"{side}.{names.index(name)}" if name and name in names else slot
 
 
 _IMAGES = ("conv", "pool", "batch_norm", "group_norm", "instance_norm", "interpolate", "pixel")

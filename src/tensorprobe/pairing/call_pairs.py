@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.model import Call, Slot
+from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import FindingKind
 from tensorprobe.model.reason import Skipped
-from tensorprobe.ops import parameter_names, positional_slot
+from tensorprobe.ops import parameter_names, positional_slot, signature_of
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
@@ -38,6 +39,17 @@ class StandIn(CallPair):
     """Two calls that stand for a region of calls without a partner."""
 
     __slots__ = ()
+
+
+def against(segment: Segment, other: Segment) -> Segment:
+    """Return a segment as it is compared with another. A reader of a tool that records otherwise may translate it.
+
+    Such a segment has two methods more: `against(other)`, and `excuse(call, own=…)`: whether a call that only one of the
+    two has is no difference.
+    """
+    translate = getattr(segment, "against", None)
+    translated: Segment = segment if translate is None else translate(other)
+    return translated
 
 
 def read_in_step(baseline: Segment, candidate: Segment) -> Iterator[list[CallPair] | None]:
@@ -139,6 +151,11 @@ def is_made(call: Call, slot: Slot) -> bool:
     return slot.side == "output" or (slot.side == "parameters" and call.direction == "backward")
 
 
+def forward_of(call: Call) -> str:
+    """Return the name of the forward call of a backward call; empty where its number does not tell."""
+    return forward_name(call.name) if call.level.links_backward else ""
+
+
 def read_slots(call: Call) -> Iterator[Slot]:
     """Yield the slots that a call reads."""
     return (slot for slot in call.slots if not is_made(call, slot))
@@ -223,16 +240,19 @@ def _raised(baseline: str | None, candidate: str | None) -> str:
 
 
 def _argument_differences(baseline: Call, candidate: Call) -> Iterator[str]:
-    """Yield where the arguments of two calls differ: `argument 1: 2 → 3`, `kwarg approximate: absent → 'none'`."""
+    """Yield where the arguments of two calls differ: `argument 1: 2 → 3`, `kwarg approximate: absent → 'tanh'`.
+
+    What is absent on one side and is its default on the other is no difference.
+    """
     ours, theirs = _as_list(baseline.args) or [], _as_list(candidate.args) or []
-    names = parameter_names(baseline.op)
+    names, defaults = parameter_names(baseline.op), signature_of(baseline.op).defaults
     if names and isinstance(ours, list) and isinstance(theirs, list) and len(ours) != len(theirs):
         # One side was given by keyword what the other was given by position.
         left, right = _by_name(names, ours, baseline.kwargs), _by_name(names, theirs, candidate.kwargs)
         for key in dict.fromkeys([*left, *right]):
             a, b = left.get(key, _ABSENT), right.get(key, _ABSENT)
             if not (isinstance(a, dict) and isinstance(b, dict) and "slot" in a and "slot" in b):
-                yield from _tree_differences(a, b, f"argument {key}")
+                yield from _unless_default(a, b, f"argument {key}", defaults.get(key, _ABSENT))
         return
     if isinstance(ours, list) and isinstance(theirs, list):
         for number, (one, other) in enumerate(zip_longest(ours, theirs, fillvalue=_ABSENT)):
@@ -241,7 +261,14 @@ def _argument_differences(baseline: Call, candidate: Call) -> Iterator[str]:
         yield from _tree_differences(ours, theirs, "arguments")
     named, others = _as_dict(baseline.kwargs), _as_dict(candidate.kwargs)
     for key in [*named, *(key for key in others if key not in named)]:
-        yield from _tree_differences(named.get(key, _ABSENT), others.get(key, _ABSENT), f"kwarg {key}")
+        one, other = named.get(key, _ABSENT), others.get(key, _ABSENT)
+        yield from _unless_default(one, other, f"kwarg {key}", defaults.get(key, _ABSENT))
+
+
+def _unless_default(baseline: Any, candidate: Any, place: str, default: Any) -> Iterator[str]:
+    given = [value for value in (baseline, candidate) if value is not _ABSENT]
+    if len(given) == 2 or next(_tree_differences(given[0], default, place), None) is not None:
+        yield from _tree_differences(baseline, candidate, place)
 
 
 def _by_name(names: tuple[str, ...], args: list[Any], kwargs: Any) -> dict[str, Any]:
@@ -258,6 +285,8 @@ def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str
     baseline, candidate = _as_list(baseline), _as_list(candidate)
     if baseline == candidate or (_is_device(baseline) and _is_device(candidate)):
         return
+    if _repeats(baseline, candidate) or _repeats(candidate, baseline):
+        return
     both = isinstance(baseline, dict) and isinstance(candidate, dict)
     kinds = {baseline.get("type"), candidate.get("type")} if both else set()
     if "object" in kinds and kinds <= {"object", "torch.distributed.ReduceOp"}:
@@ -271,6 +300,13 @@ def _tree_differences(baseline: Any, candidate: Any, place: str) -> Iterator[str
             yield from _tree_differences(ours, theirs, f"{place}[{number}]")
     else:
         yield f"{place}: {_short(baseline)} → {_short(candidate)}"
+
+
+def _repeats(values: Any, value: Any) -> bool:
+    """Return whether a list gives for each dimension the number that the other side gives for all."""
+    return (
+        isinstance(values, list) and isinstance(value, int) and bool(values) and all(each == value for each in values)
+    )
 
 
 def _as_list(value: Any) -> Any:

@@ -187,6 +187,8 @@ _MOVED = 8
 """How many units in the last place an element must have changed to have a factor, and how many elements must."""
 _SURE = 0.0025
 """How far two gradients of an element may be apart, as a share of them, for its changes to be alike to a hundredth."""
+_PARTED = 0.05
+"""The share of its change by which the two sides of an element may be apart before, if its changes are to be alike."""
 _FARTHEST = 4.0
 """How many times the greatest change in the baseline two changes made of noise may be apart."""
 
@@ -197,15 +199,16 @@ def measure_update(
     """Return how differently two tensors have changed, each from `before` to `now` on its own side.
 
     An optimizer that divides by the size of the gradient makes whole steps of a gradient that is rounding noise. Of such an
-    element is known only that it moves no further than others.
+    element is known only that it moves no further than others. The same holds where it has moved otherwise in earlier steps:
+    the optimizer remembers the gradients of these.
     """
     flat = [side.reshape(-1)[:MOST_UPDATED].astype(numpy.float64) for side in (*before, *now, *(gradients or ()))]
     ours, theirs = flat[2] - flat[0], flat[3] - flat[1]
     size = numpy.maximum(abs(ours), abs(theirs))
     unit = eps * numpy.maximum(abs(flat[2]), abs(flat[3]))
-    sure = numpy.ones(len(ours), dtype=bool)
+    sure = abs(flat[1] - flat[0]) <= _PARTED * size + 2 * unit
     if gradients is not None:
-        sure = abs(flat[5] - flat[4]) <= _SURE * numpy.maximum(abs(flat[4]), abs(flat[5]))
+        sure &= abs(flat[5] - flat[4]) <= _SURE * numpy.maximum(abs(flat[4]), abs(flat[5]))
     farthest = _FARTHEST * abs(ours).max(initial=0.0)
     off = abs(theirs - ours) > numpy.where(sure, 0.01 * size, farthest) + 2 * unit
     some = sure & (abs(ours) > _MOVED * unit)

@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.model.call import forward_name
 from tensorprobe.ops import Trait, has, plain_name
-from tensorprobe.pairing.call_pairs import content_of, is_made, pair_slots, read_slots
+from tensorprobe.pairing.call_pairs import content_of, forward_of, is_made, pair_slots, read_slots
 
 Border = tuple[int, str]
 """A slot of a pair of calls: the position of the pair, and the name of the slot."""
@@ -60,10 +59,15 @@ class Side:
         return self._readers.get(content, [])
 
     def border(self, content: Hashable, before: int, *, made: bool = False) -> Border | None:
-        """Return the pair of calls that made a content, or else, unless it must be `made`, the first one that reads it."""
+        """Return the pair of calls that made a content, or else, unless it must be `made`, the first one that reads it.
+
+        What a call makes later is read later, and not what is looked for.
+        """
         position = self.maker(content, before)
         if reads := position is None and not made:
-            position = next((each for each in self._readers[content] if each in self.partner), None)
+            end = len(self.calls) if content not in self._makers else before
+            held = (each for each in self._readers.get(content, ()) if each < end and each in self.partner)
+            position = next(held, None)
         if position is None or position not in self.partner:
             return None
         call = self.calls[position]
@@ -84,7 +88,8 @@ def unlike_pairs(
             continue
         held, *only = pair_slots(ours, theirs)
         other_inputs = ours.direction == "forward" and any(name.startswith("input.") for side in only for name in side)
-        if other_inputs or any(one.shape != other.shape for one, other in held):
+        # A tensor of which only its place is known has neither dtype nor shape.
+        if other_inputs or any(one.shape != other.shape for one, other in held if one.dtype and other.dtype):
             found.add(pair)
             stems.add(_stem(ours))
     if found:
@@ -94,7 +99,7 @@ def unlike_pairs(
 
 def _stem(call: Call) -> str:
     """Return what a call and its backward have in common."""
-    return forward_name(call.name) or call.name
+    return forward_of(call) or call.name
 
 
 def mismatched_pairs(
@@ -118,7 +123,10 @@ def mismatched_pairs(
 
 
 def _is_of_model(call: Call | None) -> bool:
-    return call is not None and call.direction == "forward" and call.phase != "optimizer"
+    """Return whether a call computes from its inputs alone: forward calls, and ATen ops in backward."""
+    if call is None or call.phase == "optimizer":
+        return False
+    return call.direction == "forward" or not call.level.links_backward
 
 
 class _Sweep:
@@ -175,7 +183,7 @@ class _Sweep:
         around: list[bool] = []
         for side, position in zip(self._sides, pair, strict=True):
             call = side.side.calls[position]
-            if call is None or not _is_of_model(call) or not _only_moves(call):
+            if call is None or not _is_of_model(call) or not only_moves(call):
                 return False
             made = [content for slot in call.slots if is_made(call, slot) and (content := content_of(slot)) is not None]
             if not any(side.alone.intersection(side.side.readers(content)) for content in made):
@@ -200,9 +208,7 @@ class _Sources:
         None stands for unknown sources. Ask in the order of the calls.
         """
         while self._next < position:
-            if (before := self.side.calls[self._next]) is not None and (
-                self._next in self.alone or _only_moves(before)
-            ):
+            if (before := self.side.calls[self._next]) is not None and (self._next in self.alone or only_moves(before)):
                 self._made[self._next] = self._union(before)
             self._next += 1
         call = self.side.calls[position]
@@ -236,5 +242,5 @@ class _Sources:
         return None if border is None else frozenset([border])
 
 
-def _only_moves(call: Call) -> bool:
+def only_moves(call: Call) -> bool:
     return has(call.op, Trait.VIEW | Trait.COPIES | Trait.MAY_DO_NOTHING) or plain_name(call.op) in _MOVING

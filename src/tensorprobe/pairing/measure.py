@@ -22,7 +22,7 @@ from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import Buckets, Finding, FindingKind
 from tensorprobe.model.measured import DIGEST, HARD, NONE, SOFT, STATISTICS, VALUES, Calls, Measured
 from tensorprobe.model.reason import Skipped, Unmeasured
-from tensorprobe.numerics.masks import mask_values
+from tensorprobe.numerics.masks import mask_values, other_masks
 from tensorprobe.ops import Trait, has
 from tensorprobe.ops.names import canonical_op
 from tensorprobe.pairing.align import Alignment, Detail, Options, RunSideName, Suggestions, align_calls
@@ -31,6 +31,7 @@ from tensorprobe.pairing.call_pairs import (
     CallPair,
     Fact,
     StandIn,
+    against,
     call_facts,
     lacking_slots,
     pair_slots,
@@ -66,6 +67,8 @@ class SegmentPair:
     candidate_rank: int
     cut: tuple[bool, ...] = (False, False)
     """Whether the recording of the baseline, and of the candidate, ended in the middle of the step."""
+    other_layout: bool = False
+    """Whether the runs had other numbers of processes: then tensors of other shapes are other parts, and no difference."""
 
 
 def measure_segment(
@@ -217,7 +220,8 @@ class _Table:
             self._note_facts(pairs[number], first + number, facts[number])
 
     def _note_facts(self, pair: CallPair, number: int, facts: list[Fact]) -> None:
-        self._calls.structural[number] = max((HARD if kind in _HARD else SOFT for kind, _ in facts), default=0)
+        hard = [kind for kind in _HARD if not (kind == "shape" and self._pair.other_layout)]
+        self._calls.structural[number] = max((HARD if kind in hard else SOFT for kind, _ in facts), default=0)
         for kind, detail in facts:
             self._find(kind, pair.line, pair.baseline.name, pair.baseline.module, detail)
 
@@ -264,7 +268,10 @@ class _Table:
             NONE
             if a.skipped or b.skipped or a.shape != b.shape
             else DIGEST
-            if a.digest is not None and a.digest == b.digest and a.dtype == b.dtype and a.stride == b.stride
+            if a.digest is not None
+            and a.digest == b.digest
+            and a.dtype == b.dtype
+            and (a.stride == b.stride or stored_alike(a, b))
             else VALUES
             if a.offset is not None and b.offset is not None
             else STATISTICS
@@ -280,6 +287,8 @@ class _Table:
             elif basis == DIGEST and mask_values(left[at - start]) and left[at - start].has_data:
                 with suppress(TensorDamaged):  # its statistics hold with the mask, too
                     rows.job[at] = self._kernel.measure(left[at - start], right[at - start])
+            elif basis == STATISTICS and (left[at - start].sketch or right[at - start].sketch):
+                rows.distances[at] = self._kernel.distance(left[at - start], right[at - start])
             elif basis == NONE:
                 rows.leave_out(at, *why_not(left[at - start], right[at - start]))
         rows.content[0].extend(self._content(slot) for slot in left)
@@ -306,10 +315,9 @@ class _Table:
             return
         if ours.dtype != theirs.dtype:
             rows.note[at] = f"{ours.dtype} against {theirs.dtype}, in the wider of both"
+        if masks := other_masks(ours, theirs):
+            rows.masked[at] = masks
         if (ours.stride is not None or theirs.stride is not None) and stored_alike(ours, theirs):
-            if ours.digest is not None and ours.digest == theirs.digest and ours.dtype == theirs.dtype:
-                rows.basis[at] = DIGEST
-                return
             rows.permuted[at] = ours
         try:
             rows.job[at] = self._kernel.measure(ours, theirs)
@@ -334,6 +342,7 @@ class _Table:
             self._findings,
             self._findings_left_out,
             read=(self._buckets.paired, self._buckets.paired),
+            other_layout=pair.other_layout,
             regions=self._regions,
         )
 
@@ -487,14 +496,3 @@ class _Table:
         """Count calls that cannot be compared."""
         if count:
             self._buckets.add(Buckets(skipped={reason.value: count}))
-
-
-def against(segment: Segment, other: Segment) -> Segment:
-    """Return a segment as it is compared with another. A reader of a tool that records otherwise may translate it.
-
-    Such a segment has two methods more: `against(other)`, and `excuse(call, own=…)`: whether a call that only one of the
-    two has is no difference.
-    """
-    translate = getattr(segment, "against", None)
-    translated: Segment = segment if translate is None else translate(other)
-    return translated

@@ -9,14 +9,14 @@ what no call of the optimizer reads, is not in the region: nothing explains it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.ops import Trait, has, short_name
-from tensorprobe.pairing.call_pairs import comparable, read_slots
+from tensorprobe.pairing.call_pairs import comparable, content_of, read_slots
 
 PHASE = "optimizer"
 """The phase of the calls inside the step of an optimizer."""
@@ -51,7 +51,7 @@ def pair_optimizers(
     ours, theirs = (_Side(held, own) for held, own in zip(calls, inside, strict=True))
     if only := set(ours.after) ^ set(theirs.after):
         ours, theirs = (_Side(held, own, only) for held, own in zip(calls, inside, strict=True))
-    if not ours.after:
+    if not ours.after or ours.after.keys() != theirs.after.keys():
         return None
     parts = list(_parts(ours, theirs, name))
     if sum(slot.side == "output" for part in parts for slot in part[0].slots) < len(ours.after):
@@ -73,8 +73,8 @@ class _Side:
         self.after: dict[str, Slot] = {}
         self.members: list[int] = []
         held = [(at, call) for at in inside if (call := calls[at]) is not None]
-        read = {slot.digest for _, call in held for slot in read_slots(call)}
-        made: set[str | None] = set()
+        read = {_held(slot) for _, call in held for slot in read_slots(call)}
+        made: set[Hashable] = set()
         for at, call in held:
             outputs = [slot for slot in call.slots if slot.side == "output"]
             roles = {slot.role for slot in outputs if slot.role}
@@ -82,18 +82,19 @@ class _Side:
             if not elsewhere and _is_used(call, outputs, read):
                 self.members.append(at)
                 self._follow(call, outputs, made)
-            made |= {slot.digest for slot in outputs}
+            made |= {_held(slot) for slot in outputs} - {None}
 
-    def _follow(self, call: Call, outputs: Sequence[Slot], made: Set[str | None]) -> None:
+    def _follow(self, call: Call, outputs: Sequence[Slot], made: Set[Hashable]) -> None:
         for slot in read_slots(call):
-            if slot.role and slot.role not in self.after and slot.digest not in made:
+            own = content_of(slot) in made  # zeros are everywhere, and have none
+            if slot.role and slot.role not in self.after and not own:
                 self.before.setdefault(slot.role, slot)
         for slot in outputs:
             if slot.role and not slot.role.startswith("gradient "):  # some use it up
                 self.after[slot.role] = slot
 
     @staticmethod
-    def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: Set[str | None]) -> bool:
+    def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: Set[Hashable]) -> bool:
         """Return whether a call changes a tensor that is no parameter, gradient or state, and that no call here has made."""
         name = short_name(call.op)
         if not name.endswith("_") or name.endswith("__"):
@@ -102,18 +103,23 @@ class _Side:
         for slot in outputs:
             place = slot.name.removeprefix("output")
             old = slots.get(f"input{place}") or slots.get(f"input.0{place}")
-            if not slot.role and old is not None and old.digest not in made:
+            if not slot.role and old is not None and _held(old) not in made:
                 return True
         return False
 
 
-def _is_used(call: Call, outputs: Sequence[Slot], read: set[str | None]) -> bool:
+def _held(slot: Slot) -> Hashable:
+    """Return what is known of the content of a slot. On some devices there is no digest, only statistics."""
+    return slot.digest or slot.summary
+
+
+def _is_used(call: Call, outputs: Sequence[Slot], read: set[Hashable]) -> bool:
     """Return whether a call leaves something in a tensor with a name, makes what another call reads, or computes nothing.
 
     The program may read a single number itself, such as the norm of a parameter.
     """
     quiet = Trait.VIEW | Trait.COPIES | Trait.ALLOCATES | Trait.MAY_DO_NOTHING
-    used = any(slot.role or slot.digest in read or slot.count == 1 for slot in outputs)
+    used = any(slot.role or _held(slot) in read or slot.count == 1 for slot in outputs)
     return used or not outputs or has(call.op, quiet)
 
 

@@ -22,11 +22,10 @@ from typing import NamedTuple
 import msgspec
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.model.call import forward_name
 from tensorprobe.model.reason import Skipped
 from tensorprobe.ops import Trait, has, short_name
-from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, is_made, read_slots
-from tensorprobe.pairing.lineage import Border, Side, mismatched_pairs, unlike_pairs
+from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, forward_of, is_made, read_slots
+from tensorprobe.pairing.lineage import Border, Side, mismatched_pairs, only_moves, unlike_pairs
 from tensorprobe.pairing.optimizers import pair_optimizers
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
@@ -194,7 +193,7 @@ class _Search:
                     again = self._sides[node[0]].made_again(content, node[1])
                     if again is not None and (node[0], again) in self._alone:
                         self._join(node, (node[0], again))
-            forward = self._sides[node[0]].positions.get(forward_name(call.name))
+            forward = self._sides[node[0]].positions.get(forward_of(call))
             if forward is not None and (node[0], forward) in self._alone:
                 self._join(node, (node[0], forward))
 
@@ -330,7 +329,7 @@ class _Search:
         results = self._results(backward)
         known = {content_of(result.baseline) for result in results}
         parts: defaultdict[Border, tuple[list[Slot], list[Slot]]] = defaultdict(lambda: ([], []))
-        backwards = {(node[0], forward_name(self._call(node).name)): node for node in backward}
+        backwards = {(node[0], forward_of(self._call(node))): node for node in backward}
         for node in forward:
             call = self._call(node)
             own = backwards.get((node[0], call.name))
@@ -458,17 +457,28 @@ class _Ends:
             if was in self._last:
                 self._last.pop(was)
                 begun = self._begun[was]
-            elif was in self._sources:
+            elif was in self._sources or (was is None and self._is_filled(node, call, slot)):
                 continue  # a tensor of its own, which it fills
             else:
                 begun = self._search._border(node, old)
             self._begun[content] = begun
             self._last[content] = slot
 
+    def _is_filled(self, node: Node, call: Call, slot: Slot) -> bool:
+        """Return whether a tensor of zeros or the like that a call writes to is one that the region made: it reads it next."""
+        readers = self._search._sides[node[0]].readers(content_of(slot))
+        return not slot.role and call.phase != "optimizer" and bool(readers)
+
 
 def _computes_nothing(call: Call) -> bool:
-    """Return whether a call copies numbers, shows them otherwise, or makes a constant from nothing."""
-    return has(call.op, Trait.VIEW | Trait.COPIES | Trait.ALLOCATES | Trait.MAY_DO_NOTHING)
+    """Return whether a call copies numbers, shows or converts them without a loss, or makes a constant from nothing."""
+    if (
+        len(call.slots) == 2
+        and len({slot.dtype for slot in call.slots}) == len({slot.side for slot in call.slots}) == 2
+    ):
+        one, other = call.slots
+        return one.shape == other.shape and one.summary is not None and one.summary == other.summary
+    return only_moves(call) or has(call.op, Trait.ALLOCATES)
 
 
 def _common_path(paths: Sequence[str]) -> str:

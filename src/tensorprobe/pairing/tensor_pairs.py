@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 
+from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Slot, Summary
 from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
 from tensorprobe.model.reason import Unmeasured, Unrecorded
-from tensorprobe.numerics.masks import MASK_RATIO, blank_masks, mask_values
+from tensorprobe.numerics.masks import MASK_RATIO, blank_masks, blank_other_masks, mask_values, other_masks
 from tensorprobe.numerics.pairs import RAW, derive, join_pairs, measure_pairs
+from tensorprobe.numerics.sketch import estimate_distance, sketch_of
 from tensorprobe.numerics.summary import Moments, join_moments, summarize_batch
-from tensorprobe.record.elements import is_dense
+from tensorprobe.record.elements import is_dense, to_numpy
 from tensorprobe.record.run import Segment
 
 PIECE = 32 << 20
@@ -57,6 +59,7 @@ class Kernel:
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._held: dict[int, object] = {}
         self._bytes = 0
+        self._sketches: dict[tuple[object, ...], str | None] = {}
         self.apart: dict[int, Apart] = {}
         """What was set apart of pairs, by their position in `results()`."""
 
@@ -78,11 +81,28 @@ class Kernel:
             position = self._known[pair] = len(self._known)
         return position
 
+    def distance(self, ours: Slot, theirs: Slot) -> float:
+        """Return about the norm of the difference of two slots, one of which has a sketch for values; NaN when it is unknown."""
+        sketches = [self._sketch(side, slot) for side, slot in enumerate((ours, theirs))]
+        one, other = sketches
+        return float("nan") if one is None or other is None else estimate_distance(one, other)
+
+    def _sketch(self, side: int, slot: Slot) -> str | None:
+        if slot.sketch is not None or not slot.has_data or slot.dtype not in DTYPES:
+            return slot.sketch
+        place = (side, slot.offset, slot.shape, slot.dtype, slot.stride)
+        if place not in self._sketches:
+            try:
+                self._sketches[place] = sketch_of(to_numpy(self._sources[side].read(slot), slot))
+            except TensorDamaged:
+                self._sketches[place] = None
+        return self._sketches[place]
+
     def _start(self, ours: Slot, theirs: Slot) -> None:
         (address_a, held_a), (address_b, held_b) = self._sources[0].hold(ours), self._sources[1].hold(theirs)
         one, other = DTYPES[ours.dtype], DTYPES[theirs.dtype]
         nbytes, slots = ours.nbytes, (ours, theirs)
-        if mask_values(ours):
+        if mask_values(ours) or other_masks(ours, theirs):
             position = len(self._known)
             self._submit_alone(_measure_apart, slots, (address_a, address_b), (held_a, held_b), position, self.apart)
             return
@@ -130,7 +150,12 @@ def stored_alike(baseline: Slot, candidate: Slot) -> bool:
 
 def _block_strides(slot: Slot) -> tuple[int, ...] | None:
     """Return the strides of the stored block without dimensions of size 1; None when it is row-major."""
-    if slot.stride is None or not slot.count or not is_dense(slot.shape, slot.stride):
+    if (
+        slot.stride is None
+        or len(slot.stride) != len(slot.shape)
+        or not slot.count
+        or not is_dense(slot.shape, slot.stride)
+    ):
         return None
     strides = tuple(step for step, size in zip(slot.stride, slot.shape, strict=True) if size != 1)
     sizes = tuple(size for size in slot.shape if size != 1)
@@ -209,23 +234,27 @@ def _measure_apart(
 
     What was set apart goes to `found`.
     """
-    ends = mask_values(slots[0])
+    others, dtypes = other_masks(*slots), (slots[0].dtype, slots[1].dtype)
+    ends = mask_values(slots[0]) if others is None else others
     parts, moments, starts, apart = [], [], [], 0
     for start, one, other in _dense_pieces(slots, addresses):
-        blank, dense = blank_masks((one, other), (slots[0].dtype, slots[1].dtype), ends)
+        if others is None:
+            blank, dense = blank_masks((one, other), dtypes, ends)
+        else:
+            blank, dense = blank_other_masks((one, other), dtypes, others)
         parts.append(_measure_dense(slots, *dense))
         rows = [(side.ctypes.data, side.size, DTYPES[slot.dtype].code) for side, slot in zip(dense, slots, strict=True)]
         moments.append((summarize_batch(rows), one.size))
         starts.append(start)
         apart += blank
     joined = [join_moments([(each[side], count) for each, count in moments]) for side in (0, 1)]
-    rest = max(abs(joined[0].max), abs(joined[0].min))
+    rest = max(abs(end) for side in joined[: 1 if others is None else 2] for end in (side.max, side.min))
     if apart < 2 or not MASK_RATIO * rest <= min(map(abs, ends)):
         return _measure_whole(slots, addresses, held)
     found[position] = Apart(apart, (joined[0], joined[1]))
     raw = _joined(numpy.concatenate(parts), starts)
     raw["finite"] -= apart
-    raw["bit_identical"] &= slots[0].dtype == slots[1].dtype
+    raw["bit_identical"] &= slots[0].dtype == slots[1].dtype and others is None
     return raw
 
 
@@ -278,10 +307,15 @@ class RowLists:
         self.layout: list[int] = []
         self.note: list[str] = []
         self.unmeasured: dict[int, Unmeasured] = {}
+        self.masked: dict[int, tuple[float, float]] = {}
+        """Rows of which each side may have a mask of its own."""
         self.permuted: dict[int, Slot] = {}
+        self.distances: dict[int, float] = {}
+        """Row → about the norm of its difference, from sketches."""
         """Rows whose values both sides store in the same order, which is not row-major."""
         self._call: list[Array] = []
         self._grad: list[bool] = []
+        self._roles: dict[int, str] = {}
         self._digested: list[bool] = []
         self._dtypes: tuple[list[str], list[str]] = ([], [])
         self._shapes: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
@@ -292,6 +326,9 @@ class RowLists:
         """Add a row for each pair of slots; `calls` holds the number of its call for each."""
         known = self._known.setdefault  # names, dtypes and shapes repeat: keep one object of each
         self._call.append(calls)
+        for row, (one, other) in enumerate(zip(left, right, strict=True), start=len(self.slot)):
+            if one.role and one.role.partition(" ")[0] == other.role.partition(" ")[0]:
+                self._roles[row] = one.role
         self.slot += [known(slot.name, slot.name) for slot in left]
         self._grad += [slot.grad for slot in left]
         self._digested += [_same_kind(a.digest, b.digest) for a, b in zip(left, right, strict=True)]
@@ -332,6 +369,8 @@ class RowLists:
             note=self.note,
             figures=self._figures(raw, apart),
             unmeasured=self.unmeasured,
+            roles=self._roles,
+            masked=set(self.masked),
         )
 
     def _figures(self, raw: Array, apart: Mapping[int, Apart]) -> dict[str, Array]:
@@ -359,8 +398,14 @@ class RowLists:
             lacking = measured & numpy.isnan(columns[name]) & (columns["count"] > 0)
             at = job[lacking]
             columns[name][lacking] = numpy.sqrt(raw[squares][at]) / raw["scale"][at]
+        self.masked = {row: masks for row, masks in self.masked.items() if int(job[row]) in apart}
+        for row, masks in self.masked.items():
+            self.note[row] = "masked by {:g} and by {:g}".format(*masks)
         self._set_apart(columns, job, apart)
         self._fill_equal(columns, basis == DIGEST)
+        for row, distance in self.distances.items():
+            with numpy.errstate(all="ignore"):
+                columns["relative_l2"][row] = distance / columns["baseline_norm"][row]
         _fill_statistics(columns, basis == STATISTICS, numpy.array(self._digested, dtype=bool))
         return columns
 

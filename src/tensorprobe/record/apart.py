@@ -40,6 +40,11 @@ class OwnFile:
         if fd != -1 and _identity(fd) == self._identity:
             os.close(fd)
 
+    def become(self, fd: int) -> None:
+        """Close it and take over `fd` in its place."""
+        self.close()
+        OwnFile.__init__(self, fd)
+
 
 def own_pipe() -> tuple[OwnFile, OwnFile]:
     """Return the reading and the writing end of a new pipe."""

@@ -106,7 +106,7 @@ class Blob:
         return self._address + offset, mapping
 
     def apart(self) -> Blob:
-        """Return the same file with a mapping of its own: whoever drops its pages takes nothing from those who wrote to theirs."""
+        """Return the same file with a mapping of its own: pages dropped from one mapping stay in the others."""
         return Blob(self._root, self._parts[:-1], MappingPool())
 
     def _check(self, slot: Slot) -> tuple[int, int]:

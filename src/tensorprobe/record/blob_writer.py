@@ -13,11 +13,12 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tensorprobe.record.ring import aligned
+from tensorprobe.record.ring import ALIGNMENT, aligned
 
 BUFFER_BYTES = 8 << 20
 _BLOCK_BYTES = 4096
 _BUFFERS = 3
+_ZEROS = bytes(ALIGNMENT)
 
 
 class BlobWriter:
@@ -54,7 +55,15 @@ class BlobWriter:
 
     def append(self, data: memoryview) -> int:
         """Add bytes, padded to the alignment; their offset comes back."""
-        offset = self.size_bytes
+        offset, used = self.size_bytes, self._used
+        end = used + len(data)
+        next_used = aligned(end)
+        if next_used < BUFFER_BYTES:  # nearly always
+            view = self._views[id(self._current)]
+            view[used:end] = data
+            view[end:next_used] = _ZEROS[: next_used - end]
+            self._used = next_used
+            return offset
         self.extend(data)
         self.pad()
         return offset

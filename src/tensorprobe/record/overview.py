@@ -82,6 +82,8 @@ def describe_call(run: Run, call: StoredCall, *, slot: str | None = None, values
         args=call.args,
         kwargs=call.kwargs,
         slots=[describe_slot(held, values) for held in slots],
+        phase=call.phase,
+        microbatch=call.microbatch,
     )
 
 
@@ -127,7 +129,7 @@ def list_calls(run: Run, step: int | None, rank: int | None, *, limit: int) -> t
 def describe_line(call: StoredCall) -> CallLine:
     """Return one call as a line of a list."""
     outputs = [f"{slot.dtype} {list(slot.shape)}" for slot in call.outputs]
-    return CallLine(call.name, call.step, call.rank, call.index, call.repeat, call.module, outputs)
+    return CallLine(call.name, call.step, call.rank, call.index, call.repeat, call.module, outputs, call.phase)
 
 
 def count_ops(run: Run) -> dict[str, int]:

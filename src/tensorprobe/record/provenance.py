@@ -48,7 +48,7 @@ def provenance() -> dict[str, Any]:
 
     return {
         "argv": redacted([*getattr(sys, "orig_argv", sys.argv)]),
-        "cwd": str(Path.cwd()),
+        "cwd": _folder(),
         **_commit(),
         "platform": platform.platform(),
         "packages": _packages(),
@@ -56,6 +56,13 @@ def provenance() -> dict[str, Any]:
         "switches": _switches(),
         "seed": torch.initial_seed(),
     }
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return ""
 
 
 def redacted(arguments: list[str]) -> list[str]:

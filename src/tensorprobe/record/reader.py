@@ -206,13 +206,26 @@ class NativeSegment:
 
     def calls(self) -> Iterator[tuple[int, Call] | Damage]:
         """Yield each call with its zero-based line, or a Damage for a line that cannot be read."""
+        places, whole = array("q"), True
         for item in self._lines("calls.jsonl", _read_call, required=self._promised):
-            yield item if isinstance(item, Damage) else (item.number, item.value)
+            if isinstance(item, Damage):
+                whole = False
+                yield item
+            else:
+                places.extend((item.start, item.length))
+                yield item.number, item.value
+        if whole and self._index is None:
+            self._places = places
+
+    def knows(self, line: int) -> bool:
+        """Return whether `call_at` finds this line without an index, because all lines were read and none is damaged."""
+        return self._index is None and 2 * line < len(self._places)
 
     def call_at(self, entry: Entry) -> Call:
         """Read the call of one index entry; raise RunDamaged when its line breaks the format."""
         # Damaged lines are not in the index, so the position of an entry may be lower than its line.
-        position = bisect_left(self.index().entries, entry.line, key=lambda held: held.line)
+        known = self.knows(entry.line)
+        position = entry.line if known else bisect_left(self.index().entries, entry.line, key=lambda held: held.line)
         start, length = self._places[2 * position], self._places[2 * position + 1]
         with os.fdopen(open_file(self._root, *self._folder, "calls.jsonl"), "rb", buffering=0) as file:
             file.seek(start)

@@ -279,7 +279,7 @@ def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
 
 
 class _PartialTensor:
-    """A tensor of which only the first pieces have come."""
+    """A tensor that has not arrived completely."""
 
     def __init__(self, offset: int | None) -> None:
         self.offset = offset

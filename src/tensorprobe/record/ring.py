@@ -38,21 +38,23 @@ _munmap = _find("munmap", ctypes.c_int, _pointer, _size)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class _Mapping:
+class Mapping:
     """Shared memory. Python's own `mmap` would keep a duplicate of the descriptor, under a number that a program may close."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         if _mmap is None or _munmap is None:
             raise OSError("this system has no shared memory")
         self._nbytes = nbytes
-        self._address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        self._address: int | None = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
         if self._address == _FAILED:
             raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
         self.bytes = memoryview((ctypes.c_char * nbytes).from_address(self._address)).cast("B")
 
     def close(self) -> None:
-        if _munmap is not None:
-            _munmap(self._address, self._nbytes)
+        """Return the memory to the system: `bytes` must not be used again."""
+        address, self._address = self._address, None  # at once: a second time it may be memory of others
+        if _munmap is not None and address is not None:
+            _munmap(address, self._nbytes)
 
 
 class Ring:
@@ -60,8 +62,9 @@ class Ring:
 
     def __init__(self, size_bytes: int, fd: int = -1) -> None:
         self.size_bytes = size_bytes
+        self.closed = False
         nbytes = _HEADER_BYTES + size_bytes
-        self._map = _Mapping(fd, nbytes) if fd != -1 else None
+        self._map = Mapping(fd, nbytes) if fd != -1 else None
         self._bytes = memoryview(mmap.mmap(-1, nbytes)) if self._map is None else self._map.bytes
         self._header = self._bytes[:16].cast("Q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes)) + _HEADER_BYTES
@@ -101,6 +104,7 @@ class Ring:
         self._bytes.release()
         if self._map is not None:
             self._map.close()
+        self.closed = True
 
 
 def shared_memory(size_bytes: int) -> int:

@@ -123,7 +123,7 @@ def make_run(
 ) -> int:
     """Make the folder, this rank's part, not closed, and the manifest if nobody has yet. What this rank left before is removed.
 
-    Return the part, open and locked: it belongs to whoever has it open.
+    Return the part, open and locked: it belongs to the process that has it open.
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def attempt_place(run: Path) -> Path:
 
 
 def own_place(run: Path) -> Path:
-    """A place inside the run's folder for a process of the same command that is no rank of it, or not the first with its rank."""
+    """Return a place inside the run's folder for a process of the same command that has no rank, or one already taken."""
     return run / f"process{os.getpid()}"
 
 

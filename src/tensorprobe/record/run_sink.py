@@ -168,7 +168,9 @@ class RunSink(Sink):
             self._writer.drop(tokens)
 
     def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> Coverage | None:
-        """End the run and wait until everything is on disk."""
+        """End the run and wait until everything is on disk. Nothing, where `open` did not come to its end."""
+        if not hasattr(self, "_snapshots"):
+            return None
         self._writer.close(msgspec.to_builtins(coverage), coordinates, device, self.ended_by)
         part = self._read_part()
         return part.coverage if part is not None and part.closed else None

@@ -1,4 +1,4 @@
-"""A sealed run: one small file with the calls, statistics and digests of a run, and no values. Its suffix is `.tpz`.
+"""A sealed run: one small file with the calls, statistics, digests and sketches of a run, and no values. Its suffix is `.tpz`.
 
 The same run gives the same bytes: no time, host, process, folder or commit is in it. Goldens of tests are such files.
 It is gzip around one JSON document (docs/format.md). Reading one is as careful as reading a run: nothing in it is trusted.
@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from tensorprobe.errors import RunDamaged, SettingsError, TensorDamaged, UnsupportedVersion
 from tensorprobe.files import max_read_bytes, read_file, replace_file
-from tensorprobe.model import Call, Manifest, RankPart, Slot, Stack
+from tensorprobe.model import DTYPES, Call, Manifest, RankPart, Slot, Stack
 from tensorprobe.record.foreign import CallList
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, Damage, nesting_exceeds, reason_of
 from tensorprobe.record.reader import demand_call_name
-from tensorprobe.record.run import Run
+from tensorprobe.record.run import Run, Segment
 from tensorprobe.standard_json import encode
 from tensorprobe.text import plain
 
@@ -61,7 +61,7 @@ def seal_run(run: Run, path: str | os.PathLike[str], *, root: str | os.PathLike[
         manifest=replace(
             manifest,
             created="",
-            settings={**manifest.settings, "mode": "summary"},
+            settings={**manifest.settings, **({"mode": "sketch"} if manifest.settings.get("mode") == "tensor" else {})},
             provenance={key: manifest.provenance[key] for key in _KEPT if key in manifest.provenance},
         ),
         parts=[_part(part) for part in run.parts.values()],
@@ -88,9 +88,20 @@ def _segments(run: Run, root: Path) -> Iterator[_Segment]:
         yield _Segment(
             step,
             rank,
-            [replace(call, slots=[_bare(slot) for slot in call.slots]) for call in calls],
+            [replace(call, slots=[_sketched(slot, held) for slot in call.slots]) for call in calls],
             [_placed(stack, root) for stack in found if stack is not None],
         )
+
+
+def _sketched(slot: Slot, held: Segment) -> Slot:
+    """Return a slot with a sketch in place of its values."""
+    from tensorprobe.numerics.sketch import sketch_of
+    from tensorprobe.record.elements import to_numpy
+
+    sketch = slot.sketch
+    if slot.has_data and slot.skipped is None and slot.dtype in DTYPES:
+        sketch = sketch_of(to_numpy(held.source.read(slot), slot))
+    return replace(_bare(slot), sketch=sketch)
 
 
 def _bare(slot: Slot) -> Slot:
@@ -99,7 +110,7 @@ def _bare(slot: Slot) -> Slot:
 
 
 def _placed(stack: Stack, root: Path) -> Stack:
-    """Return the frames below `root`, named relative to it: where others are installed is no fact of the run."""
+    """Return the frames below `root`, named relative to it: other paths differ between machines."""
     inside = [frame for frame in stack.frames if Path(frame.file).is_relative_to(root)]
     return replace(
         stack, frames=tuple(replace(frame, file=Path(frame.file).relative_to(root).as_posix()) for frame in inside)

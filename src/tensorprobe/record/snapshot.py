@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -63,7 +64,7 @@ class Snapshots:
         if self._context is not None and not but:
             with self._writer.lock:
                 slots: list[SlotEvent] = fast.take(self._context, tensors)  # type: ignore[union-attr]
-            if None in slots:
+            if not all(slots):
                 with_care = iter(
                     self._take_with_care(
                         [t for t, slot in zip(tensors, slots, strict=True) if slot is None], but, reason
@@ -153,12 +154,21 @@ class Snapshots:
         self.skipped[reason] += 1
         shape: tuple[int, ...] = ()
         try:
-            shape = tuple(int(size) for size in torch_names.shape_of(tensor))
+            shape = tuple(map(_number_of, torch_names.shape_of(tensor)))
         except Exception as error:  # a nested or symbolic tensor has no shape of plain numbers: () then
             let_through(error)
         dtype = str(torch_names.dtype_of(tensor)).removeprefix("torch.")
         device, grad = self._device(torch_names.device_of(tensor)), torch_names.requires_grad_of(tensor)
         return SlotEvent(name, dtype, shape, device, None, grad, skipped=reason)
+
+
+def _number_of(size: Any) -> int:
+    """Return a size as a number. `int` would make a symbolic one that number in everything that the program traces."""
+    if type(size) is int:
+        return size
+    if not size.node.has_hint():
+        raise TypeError("a size that no number is known of")
+    return int(size.node.hint)
 
 
 def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:

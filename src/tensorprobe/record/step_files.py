@@ -19,6 +19,7 @@ from tensorprobe.files import Replacement
 from tensorprobe.model.event import NO_TOKEN, Event, SlotEvent
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.numerics.summary import Moments, json_summary
+from tensorprobe.record.apart import OwnFile
 from tensorprobe.record.messages import CloseNote, StackNote
 from tensorprobe.record.tensor_store import TensorStore
 
@@ -33,6 +34,14 @@ class Stored(NamedTuple):
     digest: str
     nbytes: int
     offset: int | None
+
+
+class Closed(NamedTuple):
+    """A step that was written: where, how many calls it has, and how long its files are."""
+
+    folder: Path
+    calls: int
+    sizes: dict[str, int]
 
 
 class RunPlace:
@@ -74,13 +83,13 @@ class StepFiles:
         self, place: RunPlace, rank: int, tensors: TensorStore, *, trainer_pid: int = 0, lock: int = -1
     ) -> None:
         self._place, self._run, self._rank = place, place.path, rank
-        self._trainer_pid, self._lock = trainer_pid, lock
+        self._trainer_pid, self._lock = trainer_pid, None if lock == -1 else OwnFile(lock)
         self._ended: int | None = None
         self._calls_in_file = 0
         self.tensors = tensors
         self._encoder = msgspec.json.Encoder()
         self._step = 0
-        self._steps: list[int] = []
+        self._steps: dict[int, Closed] = {}
         self._calls_fd = -1
         self._calls_size = 0
         self._stacks_fd = -1
@@ -101,7 +110,7 @@ class StepFiles:
         """Say on disk that the step is whole: what a killed run holds after it is not."""
         self.flush()
         self._ended = step
-        if self._lock == -1:
+        if self._lock is None:
             return
         try:
             write_part(self._run, self._open_part(), lock=self._lock)
@@ -153,8 +162,14 @@ class StepFiles:
     def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
         """Write everything out; with a closing message also the rank's part, which says that the run is whole."""
         self._close_step()
-        if closing is None:
-            return None
+        part = None if closing is None else self._write_closed(closing, trainer_pid)
+        self._place.close()
+        if self._lock is not None:
+            self._lock.close()
+        return part
+
+    def _write_closed(self, closing: CloseNote, trainer_pid: int) -> RankPart:
+        self._look_again()
         failures = self.tensors.failures + self._failures
         notes = []
         if self.tensors.over_limit:
@@ -175,17 +190,15 @@ class StepFiles:
             self._count(f"rank{self._rank}.json", error)
             written = written._replace(failures=failures + self._failures)
             part = self._closed_part(trainer_pid, closing, written)
-        self._place.close()
         return part
 
     def _closed_part(self, trainer_pid: int, closing: CloseNote, written: Written) -> RankPart:
         part = closed_part(self._rank, trainer_pid, closing, written)
-        return msgspec.structs.replace(part, steps=self._steps, ended=self._ended)
+        return msgspec.structs.replace(part, steps=list(self._steps), ended=self._ended)
 
     def _open_calls(self) -> None:
         self._calls_fd = _create(self._folder / "calls.jsonl")
         self._calls_size = self._calls_in_file = 0
-        self._steps.append(self._step)
 
     def _without_lost_data(self, line: bytes) -> bytes:
         """The line without offsets that never reached the file: a full disk must not leave a lie."""
@@ -206,15 +219,35 @@ class StepFiles:
     def _close_step(self) -> None:
         self.flush()
         self.tensors.close()
-        if self._calls_fd != -1 and os.fstat(self._calls_fd).st_nlink == 0:
-            self._failures["calls.jsonl: was deleted during the run"] += 1
-            self._lost_calls += self._calls_in_file
-            self._steps.remove(self._step)
+        if self._calls_fd != -1:
+            sizes = {"calls.jsonl": self._calls_size}
+            if self.tensors.closed_bytes is not None:
+                sizes["tensors.bin"] = self.tensors.closed_bytes
+            if self._stacks_fd != -1:
+                sizes["stacks.jsonl"] = os.fstat(self._stacks_fd).st_size
+            self._steps[self._step] = Closed(self._folder, self._calls_in_file, sizes)
         for fd in (self._calls_fd, self._stacks_fd):
             if fd != -1:
                 os.close(fd)
         self._calls_fd = self._stacks_fd = -1
         self._flushed_at = 0
+
+    def _look_again(self) -> None:
+        """Count what is no longer on disk as it was written."""
+        if not (self._run / "manifest.json").exists():
+            self._failures["manifest.json: was deleted during the run"] += 1
+        for step, closed in list(self._steps.items()):
+            for name, size in closed.sizes.items():
+                try:
+                    found = (closed.folder / name).stat().st_size
+                except OSError:
+                    found = None
+                if found == size:
+                    continue
+                self._failures[f"{name}: was {'deleted' if found is None else 'changed'} during the run"] += 1
+                if name == "calls.jsonl":
+                    self._lost_calls += closed.calls
+                    del self._steps[step]
 
     def _count(self, file: str, error: OSError) -> None:
         self._failures[f"{file}: {error.strerror or error}"] += 1
@@ -266,15 +299,21 @@ def with_source(note: StackNote) -> list[tuple[str, int, str, str]]:
     ]
 
 
-def write_part(run: Path, part: RankPart, *, lock: int = -1) -> None:
+def write_part(run: Path, part: RankPart, *, lock: OwnFile | None = None) -> None:
     """Put a rank's part in place, whole or not at all. `lock`, the part before it, becomes the new one, locked as it was."""
-    with Replacement(run / f"rank{part.rank}.json") as unfinished:
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
-        if lock != -1:
-            new = os.open(unfinished, os.O_RDONLY)
-            hold(new)
-            os.dup2(new, lock)
+    new = -1
+    try:
+        with Replacement(run / f"rank{part.rank}.json") as unfinished:
+            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
+            if lock is not None:
+                new = os.open(unfinished, os.O_RDONLY)
+                hold(new)
+        if lock is not None:
+            lock.become(new)  # only now: the part that a reader sees is locked all the time
+    except BaseException:
+        if new != -1:
             os.close(new)
+        raise
 
 
 def hold(fd: int) -> bool:

@@ -25,6 +25,8 @@ class TensorStore:
         self.failures: Counter[str] = Counter()
         self.over_limit = False
         self.confirmed = 0
+        self.closed_bytes: int | None = None
+        """How long this step's file is, once it is closed; None when there is none, or the disk failed."""
 
     @property
     def size_bytes(self) -> int:
@@ -93,7 +95,7 @@ class TensorStore:
     def open_in(self, folder: Path) -> None:
         """The next tensor goes to a new file in this folder."""
         self.close()
-        self._path = folder / "tensors.bin"
+        self._path, self.closed_bytes = folder / "tensors.bin", None
 
     def flush(self) -> None:
         """Return when what was stored is in the file, or known not to be."""
@@ -139,6 +141,7 @@ class TensorStore:
     def _close_blob(self, blob: BlobWriter) -> None:
         try:
             blob.close()
+            self.closed_bytes = blob.written_to
         except OSError as error:
             self._count(error)
 

@@ -176,7 +176,9 @@ class RunWriter:
                 self._note(CloseNote(coverage, coordinates, device, raised))
                 self.state[FREE_TO] = _CLOSED  # a thread that comes late finds no room, in C as in Python
                 self._closed = True  # and writes nothing to the number of our pipe, which may be another file's by then
-                self._pipe.close()
+            self._pipe.close()
+        if self._ring.closed:
+            return  # it was interrupted, and is called again
         total, before = self.state[HEAD], self._ring.consumed
         watch = close_watch and partial(self._show_close, close_watch, before, total - before)
         problem = self._recorder.join(watch)
@@ -326,7 +328,7 @@ class _Running(Protocol):
 
 
 class _RecorderProcess:
-    """The recorder in a process of its own, without torch. It is no child of the program, which may wait for any child."""
+    """The recorder in a process of its own, without torch. It is no child of the program, which may wait for its children."""
 
     def __init__(self, orders: Orders) -> None:
         code = (

@@ -51,8 +51,9 @@ def within_range(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return wide
     edges = torch.finfo(dtype)
     if wide.numel():
-        low, high = wide.abs().aminmax()
-        if low >= edges.tiny and high <= edges.max:  # also false for NaN
+        sizes = wide.abs()
+        low, high = sizes.aminmax()
+        if high <= edges.max and (low >= edges.tiny or not ((sizes < edges.tiny) & (sizes > 0)).any()):  # false for NaN
             return wide
     rounded = wide.to(dtype)
     beyond = (rounded.isinf() | (wide.abs() < edges.tiny)) & (rounded.to(wide.dtype) != wide)
@@ -87,10 +88,18 @@ def beyond_rounding(wide: torch.Tensor, result: torch.Tensor) -> float:
     return max(0.0, float(error.max())) if error.numel() else 0.0
 
 
-def finite_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the finite values as float64, complex ones as real and imaginary parts."""
-    wide = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
-    return wide[wide.isfinite()]
+def size_of(tensor: torch.Tensor) -> tuple[float, float]:
+    """Return the RMS and the largest magnitude of the finite values, of complex ones as real and imaginary parts."""
+    values = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    if not values.numel():
+        return 0.0, 0.0
+    low, high = values.aminmax()
+    if not (low.isfinite() and high.isfinite()):  # to look at each value takes many times as long
+        values = values[values.isfinite()]
+        if not values.numel():
+            return 0.0, 0.0
+        low, high = values.aminmax()
+    return float(values.norm()) / math.sqrt(values.numel()), max(-float(low), float(high))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -187,7 +196,7 @@ def gather(
 ) -> dict[str, Evidence]:
     """Return the evidence on each slot of `hosts` (reference, result of the device), all on the CPU; `own` may lack some.
 
-    `inputs` are those of the call, of which only sizes and dtypes are looked at.
+    Of the `inputs` of the call only sizes and dtypes are used.
     """
     sizes, grain = [tensor.numel() for tensor in inputs], grain_of(inputs)
     figures = measure(
@@ -198,7 +207,7 @@ def gather(
     owns = dict(zip(own, figures[2 * len(hosts) :], strict=True))
     found = {}
     for at, (name, (wide, result)) in enumerate(hosts.items()):
-        finite = finite_part(wide)
+        scale, largest = size_of(wide)
         found[name] = Evidence(
             op=op,
             direction=direction,
@@ -206,8 +215,8 @@ def gather(
             device=figures[at],
             own=owns.get(name),
             ideal=figures[len(hosts) + at],
-            scale=float(finite.square().mean().sqrt()) if finite.numel() else 0.0,
-            largest=float(finite.abs().max()) if finite.numel() else 0.0,
+            scale=scale,
+            largest=largest,
             beyond=(beyond_rounding(wide, result), beyond_rounding(wide, own[name]))
             if name in own and holds_elements(op, dtype_name(result.dtype))
             else None,

@@ -25,7 +25,7 @@ from tensorprobe.ops import why_not_replayed
 _HOMES: dict[str, tuple[str, ...]] = {
     "Functional": ("torch.nn.functional", "torch._C._nn"),
     "Tensor": ("torch.Tensor",),
-    "Torch": ("torch", "torch._C._nn"),
+    "Torch": ("torch", "torch._C._nn", "torch.linalg"),  # the older tools write `Torch.inv` for torch.linalg.inv
     **{
         f"Torch.{part}": (f"torch.{part}",)
         for part in ("functional", "linalg", "fft", "special", "nn.functional", "nn.init")
@@ -89,6 +89,8 @@ def find_op(op: str) -> Found:
     for part in parts:
         if not part.isascii() or not part.isidentifier():
             raise CannotReplay(f"{op} is not a known operation on tensors")
+    if family == "Function":
+        return _in_program(name)
     found = _in_dispatcher(family, parts) if family in ("Aten", "Ops", "NPU") else None
     if family == "NPU":
         found = _in_torch_npu(parts) or found
@@ -98,6 +100,21 @@ def find_op(op: str) -> Found:
     if found is None:
         raise UnknownOp(f"{op} is not a known operation on tensors in this process")
     return found
+
+
+def _in_program(name: str) -> Found:
+    """Look up a `torch.autograd.Function` among the classes that the user's own modules have defined in this process."""
+    classes = list(torch.autograd.Function.__subclasses__())
+    for each in classes:
+        classes += [one for one in each.__subclasses__() if one not in classes]
+    found = {each for each in classes if each.__name__ == name and each.__module__.partition(".")[0] != "torch"}
+    if len(found) == 1:
+        (cls,) = found
+        return Found(cls.apply, f"importlib.import_module({cls.__module__!a}).{cls.__qualname__}.apply")
+    many = f"has {len(found)} of that name" if found else "has not imported"
+    raise UnknownOp(
+        f"a torch.autograd.Function of the program, which this process {many}: the calls inside it are checked"
+    )
 
 
 def _in_torch(home: str, name: str) -> Found | None:

@@ -195,7 +195,7 @@ def draw(slot: Slot, key: str) -> torch.Tensor:
     """Return a random tensor, uniform between the recorded minimum and maximum, which are its first and last elements."""
     dtype = getattr(torch, slot.dtype, None)
     if not isinstance(dtype, torch.dtype) or slot.unrecorded not in (None, Unrecorded.WRITTEN_ONLY):
-        raise CannotReplay(f"{slot.name} is a {slot.skipped or slot.dtype}")
+        raise CannotReplay(f"{slot.name}: {slot.skipped or slot.dtype}")
     try:
         demand_shape(slot)
     except RunError as error:

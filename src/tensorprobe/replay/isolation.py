@@ -70,6 +70,8 @@ class SideRows(msgspec.Struct, frozen=True):
 
     rows: list[Checked]
     reason: str = ""
+    random: bool = False
+    """Whether the call draws random numbers: its rows say whether they follow its law."""
 
 
 class Replayed(msgspec.Struct, frozen=True):

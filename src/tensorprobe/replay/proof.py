@@ -19,6 +19,7 @@ from tensorprobe.record.run import Run
 from tensorprobe.replay.failures import failure_script
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.isolation import ProofStart, Replayed, SideRows, SideTask, read_call
+from tensorprobe.replay.randomness import draws_random
 from tensorprobe.replay.references import use_references
 from tensorprobe.replay.runs import Conditions, prepare, said
 from tensorprobe.work.pool import Reply, pack
@@ -28,15 +29,15 @@ _RECORDED = Conditions("cpu", "real", "noise-aware", recorded=True)
 
 def check_side(run: Run, task: SideTask) -> SideRows:
     """Return the judged outputs and gradients of one side."""
+    random = False
     try:
         call = read_call(run, task.step, task.rank, task.call)
         backward = None if task.backward is None else read_call(run, task.step, task.rank, task.backward)
+        random = draws_random(call.model)
         runs, _ = prepare(call, _RECORDED)
-        if runs.random:
-            return SideRows([], "it draws random numbers")
-        return SideRows([*runs.check_forward(), *runs.check_backward(backward)])
+        return SideRows([*runs.check_forward(), *runs.check_backward(backward)], random=random)
     except (CannotReplay, TensorprobeError) as reason:
-        return SideRows([], str(reason).splitlines()[0])
+        return SideRows([], str(reason).splitlines()[0], random)
     except Exception as error:
         return SideRows([], f"its replay failed with {said(error)}")
 

@@ -49,15 +49,17 @@ def draws_random(call: Call) -> bool:
     arguments = call.kwargs or {}
     if name in _ATTENTION:
         dropout, training = _ATTENTION[name]
-        return bool(_argument(call, dropout, "dropout_p", 0.0)) and _argument(call, training, "training", True) is True
+        return (
+            bool(argument_of(call, dropout, "dropout_p", 0.0)) and argument_of(call, training, "training", True) is True
+        )
     if name in _RECURRENT:  # (…, num_layers, dropout, train, bidirectional, …): the first number that is no integer
         given = next((tree for tree in call.args or [] if isinstance(tree, float)), arguments.get("dropout"))
         return bool(given) and True in [tree for tree in call.args or [] if isinstance(tree, bool)][1:2]
     if not has(call.op, Trait.RANDOM):
         return False
     if "dropout" in name:
-        return bool(_argument(call, 1, "p", 0.5)) and _training(call)
-    return name not in ("rrelu", "rrelu_") or bool(_argument(call, 3, "training", False))
+        return bool(argument_of(call, 1, "p", 0.5)) and _training(call)
+    return name not in ("rrelu", "rrelu_") or bool(argument_of(call, 3, "training", False))
 
 
 def without_dropout(call: Call) -> Call | None:
@@ -90,7 +92,7 @@ def sampling(call: Call, elements: int) -> tuple[Literal["samples", "runs", "dro
     if not has(call.op, Trait.RANDOM_EACH):
         return "runs", runs, 0.0
     if is_dropout(call):
-        return "dropout", runs, float(_argument(call, 1, "p", 0.5))
+        return "dropout", runs, float(argument_of(call, 1, "p", 0.5))
     return "samples", runs, 0.0
 
 
@@ -120,7 +122,7 @@ def judge_by_law(call: Call, inputs: Tensors, device: torch.Tensor) -> Opinion |
     if not device.is_floating_point() and name not in ("randint", "random_", "bernoulli"):
         return None
     if name in _DROPOUTS and source is not None and device.shape[1:] == source.shape and device.is_floating_point():
-        return _dropout(source, device, float(_argument(call, 1, "p", 0.5)))
+        return _dropout(source, device, float(argument_of(call, 1, "p", 0.5)))
     if name in ("bernoulli", "bernoulli_"):
         chance = _number_or_tensor(call, inputs, 1, "p", None)
         chance = source if chance is None and name == "bernoulli" else 0.5 if chance is None else chance
@@ -159,17 +161,18 @@ def is_dropout(call: Call) -> bool:
 
 
 def _training(call: Call) -> bool:
-    given = _argument(call, 2, "training", (call.kwargs or {}).get("train", True))
+    given = argument_of(call, 2, "training", (call.kwargs or {}).get("train", True))
     return given is not False
 
 
-def _argument(call: Call, position: int, keyword: str, otherwise: Any) -> Any:
+def argument_of(call: Call, position: int, keyword: str, otherwise: Any) -> Any:
+    """Return an argument, however it was given."""
     trees = call.args or []
     return trees[position] if position < len(trees) else (call.kwargs or {}).get(keyword, otherwise)
 
 
 def _number_or_tensor(call: Call, inputs: Tensors, position: int, keyword: str, otherwise: Any) -> Any:
-    found = _argument(call, position, keyword, otherwise)
+    found = argument_of(call, position, keyword, otherwise)
     if isinstance(found, dict) and "slot" in found:
         return inputs[found["slot"]].double()
     return found if isinstance(found, (int, float)) or found is None else otherwise
@@ -180,7 +183,7 @@ def _law(call: Call, name: str, inputs: Tensors) -> Callable[[torch.Tensor], tor
     if name in ("rand", "rand_like"):
         return lambda x: x.clamp(0, 1)
     if name == "uniform_":
-        low, high = (float(_argument(call, at, key, end)) for at, key, end in ((1, "from", 0.0), (2, "to", 1.0)))
+        low, high = (float(argument_of(call, at, key, end)) for at, key, end in ((1, "from", 0.0), (2, "to", 1.0)))
         return None if low == high else lambda x: ((x - low) / (high - low)).clamp(0, 1)
     if name in ("randn", "randn_like"):
         return _normal
@@ -190,7 +193,7 @@ def _law(call: Call, name: str, inputs: Tensors) -> Callable[[torch.Tensor], tor
         deviation = _number_or_tensor(call, inputs, first + 1, "std", 1.0)
         return None if bool(torch.as_tensor(deviation == 0).any()) else lambda x: _normal((x - mean) / deviation)
     if name == "exponential_":
-        rate = float(_argument(call, 1, "lambd", 1.0))
+        rate = float(argument_of(call, 1, "lambd", 1.0))
         return lambda x: 1 - torch.exp(-rate * x.clamp_min(0))
     return None
 

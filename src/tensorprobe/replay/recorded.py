@@ -7,6 +7,7 @@ device under test: here the device is the one that made the record. What was not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import torch
 
@@ -14,6 +15,7 @@ from tensorprobe.model.precheck import Checked
 from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.stored import StoredCall, StoredSlot
+from tensorprobe.replay.attention import DroppedAttention
 from tensorprobe.replay.evidence import on_host
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import real
@@ -72,9 +74,14 @@ class RecordedRuns(Runs):
         known = {name: device[name] for name in device if name in reference}
         return super()._compare(direction, known, {name: reference[name] for name in known}, own)
 
+    @cached_property
+    def _attention(self) -> DroppedAttention:
+        return DroppedAttention(self.call.model, self.inputs)
+
     def _check_samples(self) -> list[Checked]:
         if not has(self.call.op, Trait.RANDOM_EACH):
-            raise CannotReplay("it draws random numbers, and one draw does not show how they are distributed")
+            result = self.device.outputs["output.0"]
+            return [self._row("forward", "output.0", result, result, self._attention.judge_forward(result), {}, None)]
         checked = []
         for name, drawn in self.device.outputs.items():
             others = [self.reference]
@@ -84,6 +91,17 @@ class RecordedRuns(Runs):
             opinion = judge_sample(self.call.model, self.inputs, drawn[None], here)
             checked.append(self._row("forward", name, here[0], drawn, opinion, {}, None))
         return checked
+
+    def _check_random_backward(self) -> list[Checked]:
+        if has(self.call.op, Trait.RANDOM_EACH) or not isinstance(self.own, Replay):
+            return super()._check_random_backward()
+        gradients = self.device.gradients(self.given)
+        result = self.device.outputs["output.0"]
+        found = self._attention.judge_backward(self.given["output.0"], result, gradients, self.own)
+        return [
+            self._row("backward", slot, gradients[slot], gradients[slot], opinion, {}, None)
+            for slot, opinion in found.items()
+        ]
 
 
 class _RecordedResults(Replay):

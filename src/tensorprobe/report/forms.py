@@ -71,12 +71,9 @@ FORMS: dict[str, Form] = {
     "xlsx": Form(True, {"Comparison": "tensorprobe.report.xlsx:write_workbook"}),
     "html": Form(
         True,
-        {
-            "Comparison": "tensorprobe.report.page.files:write_comparison",
-            "Precheck": "tensorprobe.report.page.files:write_checks",
-            "Audit": "tensorprobe.report.page.files:write_checks",
-            "OverflowReport": "tensorprobe.report.page.files:write_overflow",
-        },
+        dict.fromkeys(
+            ("Comparison", "Precheck", "Audit", "OverflowReport"), "tensorprobe.report.page.files:write_page"
+        ),
     ),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import Comparison, Finding
-from tensorprobe.report import wording
+from tensorprobe.report import phrases, wording
 from tensorprobe.text import annotation, plain
 
 
@@ -53,7 +53,6 @@ def _is_answer(comparison: Comparison, finding: Finding) -> bool:
 def _command(level: str, message: str, *, title: str, source: Frame | None = None, root: str = "") -> str:
     properties = {"title": title}
     if source is not None:
-        file = source.file.removeprefix(root.rstrip("/") + "/") if root else source.file
-        properties = {"file": plain(file), "line": str(source.line), **properties}
+        properties = {"file": plain(phrases.below(source.file, root)), "line": str(source.line), **properties}
     given = ",".join(f"{key}={annotation(value, is_property=True)}" for key, value in properties.items())
     return f"::{level} {given}::{annotation(message)}"

@@ -49,9 +49,9 @@ def render_lines(calls: Sequence[CallLine], total: int, *, run: str) -> str:
     lines = [f"{counted(total, 'call')}" + (f", the first {len(calls):,}:" if len(calls) < total else ":")]
     place = None
     for call in calls:
-        if place != (call.step, call.rank):
-            place = (call.step, call.rank)
-            lines.append(f"step {call.step}, rank {call.rank}")
+        if place != (call.step, call.rank, call.phase):
+            place = (call.step, call.rank, call.phase)
+            lines.append(f"step {call.step}, rank {call.rank}" + (f": {plain(call.phase)}" if call.phase else ""))
         repeat = f"  (repeat {call.repeat})" if call.repeat else ""
         outputs = ", ".join(plain(output) for output in call.outputs[:3]) + (", …" if len(call.outputs) > 3 else "")
         module = f"  in {plain(call.module)}" if call.module else ""
@@ -77,6 +77,8 @@ def render_call(call: CallView) -> str:
     """Show one call: its position, stack, arguments and tensors."""
     lines = [f"{plain(call.name)}   step {call.step}, rank {call.rank}, call {call.index}"]
     facts = [("level", call.level), ("module", call.module), ("parent", call.parent), ("backward of", call.origin)]
+    batch = "" if call.microbatch is None else f", micro-batch {call.microbatch}"
+    facts.append(("phase", f"{call.phase}{batch}" if call.phase else None))
     if call.repeat:
         facts.append(("repeat", f"{call.repeat} (recomputed, or a second backward)"))
     if call.thread:
@@ -126,7 +128,8 @@ def _about(overview: RunOverview) -> list[str]:
     versions = [("torch", overview.torch), ("python", overview.python)]
     facts = [f"{name} {plain(version)}" for name, version in versions if version]
     facts = [tool if tool[:1].isalpha() else f"tensorprobe {tool}", *facts, f"world size {overview.world_size}"]
-    lines = [f"  recorded    {plain(overview.created)} by {', '.join(facts)}"]
+    created = f"{plain(overview.created)} " if overview.created else ""
+    lines = [f"  recorded    {created}by {', '.join(facts)}"]
     by_device: dict[str, list[int]] = {}
     for rank, device in overview.devices.items():
         by_device.setdefault(device or "unknown", []).append(rank)

@@ -5,6 +5,8 @@ Whatever comes from a run stands in a code span: there it can neither format the
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tensorprobe.model.comparison import Comparison, Divergence
 from tensorprobe.report import phrases, wording
 from tensorprobe.text import code, counted
@@ -40,7 +42,8 @@ def _divergence(divergence: Divergence) -> str:
         facts["module"] = code(divergence.module)
     if divergence.source is not None:
         line = divergence.source.code
-        facts["source"] = phrases.place_of(divergence.source, code) + (f" {code(line)}" if line else "")
+        file = phrases.below(divergence.source.file, str(Path.cwd()))
+        facts["source"] = code(f"{file}:{divergence.source.line}") + (f" {code(line)}" if line else "")
     facts["inputs"] = wording.inputs_of(divergence)
     if divergence.row is not None:
         facts["tensor"] = phrases.tensor(divergence.row, code)

@@ -18,6 +18,22 @@ class Frame:
         return f'<iframe srcdoc="{escape(self._page)}" style="width:100%;height:{self._height}px;border:0"></iframe>'
 
 
+class Text(str):
+    """The text of an answer, which a notebook shows as a card, and a shell as its lines."""
+
+    exit_code: int
+
+    @classmethod
+    def of(cls, text: str, exit_code: int) -> Text:
+        """Return a text with the exit code that gives its card the colour."""
+        made = cls(text)
+        made.exit_code = exit_code
+        return made
+
+    def _repr_html_(self) -> str:
+        return card(self, self.exit_code)
+
+
 def card(text: str, exit_code: int) -> str:
     """Return the text of an answer as HTML: its first line large, in the colour of the exit code."""
     first, _, rest = text.strip("\n").partition("\n")

@@ -66,6 +66,8 @@ def _first(first: FirstNonfinite) -> list[str]:
         lines.append(f"{'output':<11}{_output(output, first)}")
     for number, extent in enumerate(first.inputs):
         lines.append(f"{'input' if not number else '':<11}{_extent(extent, first)}")
+    for number, extent in enumerate(first.forward):
+        lines.append(f"{'forward' if not number else '':<11}{_extent(extent, first)}")
     lines.append(f"{'verdict':<11}{first.verdict}: {plain(first.reason)}")
     if first.chain:
         lines.append(f"{'made by':<11}{' <- '.join(plain(name) for name in first.chain)}")
@@ -110,7 +112,8 @@ def _extent(extent: Extent, first: FirstNonfinite) -> str:
     near = math.isfinite(extent.margin) and extent.margin < _FAR
     margin = _zeros(extent, first) or (f", {extent.margin:.3g} times below the limit" if near else "")
     maker = f", from {plain(extent.producer)}" if extent.producer else ""
-    return f"{plain(extent.slot)} {_tensor(extent.dtype, extent.shape)}: {reach}{masked}{margin}{maker}"
+    here = f", {extent.here + 0.0:.4g} at {first.outputs[0].first[0]}" if extent.here is not None else ""
+    return f"{plain(extent.slot)} {_tensor(extent.dtype, extent.shape)}: {reach}{here}{masked}{margin}{maker}"
 
 
 def _tensor(dtype: str, shape: Sequence[int]) -> str:

@@ -97,6 +97,11 @@ def ranks_of(ranks: Iterable[int], *, limit: int = 8) -> str:
     return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers[:limit]))}{more}"
 
 
+def below(file: str, root: str) -> str:
+    """Return a file by its path in the folder `root`, if it is there."""
+    return file.removeprefix(root.rstrip("/") + "/") if root else file
+
+
 def place_of(frame: Frame, show: Show = plain) -> str:
     """`model.py:88`."""
     return show(f"{frame.file}:{frame.line}")

@@ -15,6 +15,7 @@ from tensorprobe.model.comparison import (
     Ending,
     External,
     Finding,
+    Proof,
     Region,
     RunSide,
 )
@@ -172,7 +173,8 @@ def evidence(divergence: Divergence, show: Show = plain) -> str:
     if finding is not None and finding.kind in _NO_PARTNER:
         if divergence.row is not None and divergence.region is not None:
             shown = errors(divergence.row, divergence.place, show)
-            return f"{inputs_of(divergence)}; {shown}: {_sides(divergence.region, show)} do not give the same"
+            sides = f"{_sides(divergence.region, show)} do not give the same"
+            return f"{inputs_of(divergence)}; {shown}: {sides}{_proof_of_region(divergence, show)}"
         return _NO_PARTNER[finding.kind] + nearest(finding, show)
     if divergence.row is None or divergence.status == "structural":
         return f"{inputs_of(divergence)}: {status}"
@@ -190,6 +192,8 @@ def proof_of(divergence: Divergence) -> str:
     proof = divergence.proof
     if divergence.status != "introduced":
         return ""
+    if divergence.random:
+        return random_stream(proof)
     if proof is None:
         return f" (unproved: {plain(divergence.unproved)})" if divergence.unproved else ""
     sides = [("candidate", proof.candidate), ("baseline", proof.baseline)]
@@ -199,6 +203,38 @@ def proof_of(divergence: Divergence) -> str:
     which = "; the baseline is the wrong one" if first == "baseline" else ""
     which = "; both are within rounding" if _is_right(divergence) else which
     return f": the {first} is off by {error:.1e}, the {second} by {other:.1e} (float64 replay){which}"
+
+
+def random_stream(proof: Proof | None) -> str:
+    """Say that a call drew other random numbers, and whether those of both sides follow its law."""
+    law = (
+        ", by its law on both sides"
+        if proof is not None and proof.slot
+        else "; whether they follow its law is not known"
+    )
+    return f": it draws random numbers, from another random stream{law}. Seed both alike, set dropout to 0, or replay the mask"
+
+
+def _proof_of_region(divergence: Divergence, show: Show) -> str:
+    """`; each of these calls is right by itself (float64 replay): the formula differs, not a kernel`, or which are wrong."""
+    proof = divergence.region_proof
+    if divergence.random and not (proof and proof.wrong):
+        return random_stream(None)
+    if proof is None or not (proof.right or proof.wrong):
+        return ""
+    if proof.wrong:
+        sides = (each.partition(" ") for each in proof.wrong[:3])
+        listed = ", ".join(f"{show(name)} of the {side}" for side, _, name in sides)
+        more = f" and {len(proof.wrong) - 3:,} more" if len(proof.wrong) > 3 else ""
+        return f"; wrong by itself (float64 replay): {listed}{more}"
+    if not proof.unproved:
+        return "; each of these calls is right by itself (float64 replay): the formula differs, not a kernel"
+    reason, _ = max(proof.unproved.items(), key=lambda item: item[1])
+    are = "are" if proof.right > 1 else "is"
+    return (
+        f"; {counted(proof.right, 'call')} {are} right by {'themselves' if proof.right > 1 else 'itself'} (float64 replay), "
+        f"{sum(proof.unproved.values()):,} not recomputed ({show(reason)})"
+    )
 
 
 def pattern(comparison: Comparison) -> str:

@@ -82,7 +82,7 @@ def missing(device: str) -> str:
 
 
 def visible() -> int:
-    """Return how many cards a program is told of: as many as its environment names, at least the current one."""
+    """Return how many cards the program sees: as many as its environment names, and at least the current one."""
     named = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")
     told = len(named.split(",")) if named else int(processes) if processes.isdigit() else 1

@@ -105,7 +105,7 @@ def _private(device: Any) -> types.ModuleType:
 
 
 def _utilities() -> types.ModuleType:
-    """`torch_npu.utils` with `device_guard`, whose decorator tells the older tools' wrappers which device is meant."""
+    """`torch_npu.utils` with `device_guard`, whose decorator gives the device to the wrappers of the older tools."""
     utils, guard = types.ModuleType("torch_npu.utils"), types.ModuleType("torch_npu.utils.device_guard")
     utils.__path__ = []  # a package
     guard.torch_device_guard = lambda function: function  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ count.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,19 +18,25 @@ from tensorprobe import torch_names
 from tensorprobe.taps.modes import ModeStack
 from tensorprobe.taps.patches import Patch
 from tensorprobe.taps.plans import plan_function
+from tensorprobe.taps.sites import call_at
 
 
 def before_first_module(action: Callable[[nn.Module], None]) -> None:
     """Call `action` with the first module that is called, before it runs. Until then `nn.Module.__call__` is wrapped."""
 
     def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if not patch.active:
                 patch.restore()
-            elif get_worker_info() is None:
+                return patch.successor(module, *args, **kwargs)
+            if get_worker_info() is None:
                 topmost = patch.restore()
                 patch.remove()
-                action(module)
+                try:
+                    action(module)
+                except BaseException:  # raised by the program into our code: the next call is the first
+                    before_first_module(action)
+                    raise
                 # A wrapper around this one was passed already: calling it again would never end.
                 return (nn.Module.__call__ if topmost else original)(module, *args, **kwargs)
             return original(module, *args, **kwargs)
@@ -61,4 +68,4 @@ class _FirstCall(TorchFunctionMode):
             action()
         if self._action is None:
             self.stack.leave_soon()
-        return func(*args, **(kwargs or {}))
+        return call_at(sys._getframe(1), func, args, kwargs)

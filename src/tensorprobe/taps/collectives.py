@@ -48,7 +48,7 @@ class Collectives:
             patch.remove()
 
     def _wrap(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        def wait(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(handle, *args, **kwargs)
             if patch.active:
                 self.arrived(handle)
@@ -104,6 +104,8 @@ class Collectives:
 
     def returned(self, call: str) -> None:
         """Record the ATen calls made in an API call that has waited for them itself."""
+        if not self._held:
+            return
         with self._lock:
             kept = self._held.pop(call, [])
         self._emit(kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
 
@@ -20,24 +20,43 @@ from tensorprobe.taps.plans import UNINITIALISED, WRITTEN_ONLY, AtenPlan, plan_a
 from tensorprobe.taps.session import NODE_KEY, Origin, Session
 
 _PLAIN = torch_names.PLAIN_CLASSES
+_PLAIN_VALUES = _PLAIN | {
+    *(bool, int, float, complex, str, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
 _SHOWN_TWICE = None if torch_names.DETACHES_ONCE else torch.ops.aten.detach.default
 """An op that comes a second time, with what it has just returned, when a program calls it once."""
 
 
 def _execute(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an op. A class that overrides API calls only sees no ATen calls without us, and sees none here."""
-    if func.namespace == "aten":
-        for value in (*args, *kwargs.values()):
-            for each in value if type(value) is list or type(value) is tuple else (value,):
-                if type(each) not in _PLAIN and _overrides_api_only(each):
-                    with torch_names.no_overrides_of_classes():
-                        return func(*args, **kwargs)
-    return func(*args, **kwargs)
+    return _execute_with_classes(func, args, kwargs) if _have_classes(args, kwargs) else func(*args, **kwargs)
+
+
+def _execute_with_classes(func: Any, args: Any, kwargs: Any) -> Any:
+    if func.namespace != "aten":
+        return func(*args, **kwargs)
+    with torch_names.no_overrides_of_classes():
+        return func(*args, **kwargs)
+
+
+def _have_classes(args: Any, kwargs: Any) -> bool:
+    return _holds_classes(args) or (bool(kwargs) and _holds_classes(kwargs.values()))
+
+
+def _holds_classes(values: Collection[Any]) -> bool:
+    """Return whether there are tensors of classes that override API calls only. Dispatch modes do not see these classes."""
+    if _PLAIN_VALUES.issuperset(map(type, values)):
+        return False
+    return any(
+        _holds_classes(value) if type(value) in (list, tuple) else _overrides_api_only(value) for value in values
+    )
 
 
 def _overrides_api_only(value: Any) -> bool:
-    is_tensor = isinstance(value, torch.Tensor)
-    return is_tensor and type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    if type(value) in _PLAIN or not isinstance(value, torch.Tensor):
+        return False
+    return type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _without_classes(value: Any) -> Any:
@@ -54,6 +73,8 @@ def _without_classes(value: Any) -> Any:
 
 class DispatchTap(torch_names.DispatchMode):
     """Makes an event of each ATen call; or asks the sink before and after each, if it needs a second execution."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, session: Session, collectives: Collectives) -> None:
         super().__init__()
@@ -73,6 +94,9 @@ class DispatchTap(torch_names.DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         session = self._session
+        if type(func) is not torch_names.OpOverload and isinstance(func, torch_names.HigherOrderOperator):
+            session.blind_spots["higher-order operator: ATen calls inside are not seen"] += 1
+            return func(*args, **kwargs)
         if not session.recording or session.state.busy or torch_names.is_compiling():
             return self._unseen(func, args, kwargs)
         if torch_names.is_tracing():
@@ -223,12 +247,14 @@ class DispatchTap(torch_names.DispatchMode):
             if any(map(torch_names.is_wrapper_class, types)):
                 return NotImplemented  # it dispatches itself, and the calls it makes come here again
             return _execute(func, args, kwargs)
+        classes = _have_classes(args, kwargs)
         state.busy = True
         opened = None
         try:
             with torch_names.no_overrides(), torch_names.quiet():
                 if not self._skips(func, args):
-                    opened = sink.begin(func, _without_classes(args), _without_classes(kwargs), self)
+                    shown = (_without_classes(args), _without_classes(kwargs)) if classes else (args, kwargs)
+                    opened = sink.begin(func, *shown, self)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -236,18 +262,18 @@ class DispatchTap(torch_names.DispatchMode):
         finally:
             state.busy = False
         if opened is None:
-            return _execute(func, args, kwargs)
+            return _execute_with_classes(func, args, kwargs) if classes else func(*args, **kwargs)
         try:
-            result = _execute(func, args, kwargs)
+            result = _execute_with_classes(func, args, kwargs) if classes else func(*args, **kwargs)
         except BaseException as error:
             self._report_raised(sink, func, opened, error)
             raise
         state.busy = True
         try:
             with torch_names.no_overrides(), torch_names.quiet():
-                shown = _without_classes(result)
-                goes_on = sink.end(opened, shown)
-                return result if goes_on is shown else goes_on
+                plain = _without_classes(result)
+                goes_on = sink.end(opened, plain)
+                return result if goes_on is plain else goes_on
         except TrainingStopped:
             raise
         except Exception as error:

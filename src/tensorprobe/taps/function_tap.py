@@ -19,16 +19,17 @@ from torch.utils import checkpoint
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
+from tensorprobe.fast import fast
 from tensorprobe.model import Level
 from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.backward import edges_of
 from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, WITH_INDICES, as_given, is_held, spell_operator
-from tensorprobe.taps.override_free import is_overridden, opened_function, original_of
+from tensorprobe.taps.override_free import PLAIN_FUNCTIONS, is_overridden, opened_function, original_of
 from tensorprobe.taps.plans import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
 from tensorprobe.taps.session import OpenCall, Session, ThreadState
-from tensorprobe.taps.sites import call_at
+from tensorprobe.taps.sites import call_at, placed
 
 _is_compiling, _is_tracing = torch_names.is_compiling, torch_names.is_tracing
 version_of = torch_names.version_of
@@ -71,15 +72,26 @@ class FunctionTap(TorchFunctionMode):
         self._spelled: dict[str, FunctionPlan] = {}
         self.run_visibly: RunVisibly = _run
         self.left_behind: Callable[[], None] = lambda: None
+        describes = isinstance(handling, Describing) and handling.is_plain
+        of_ours = not (self._names_operators or self._only)
+        self.quick = (
+            plans, NOT_AN_OP, session, handling if describes and of_ours else None, _is_compiling, _is_tracing
+        )  # fmt: skip
+        """For C: see `_fast_mode.h`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plan = self._plans.get(func)
+        if _is_compiling():  # first: torch.compile cannot trace the look-up of a higher-order operator
+            return func(*args) if kwargs is None else func(*args, **kwargs)
+        try:
+            plan = self._plans.get(func)
+        except TypeError:  # an object of the program that cannot be hashed
+            plan = NOT_AN_OP
         if plan is NOT_AN_OP:
             return call_at(sys._getframe(1), func, args, kwargs)
         session = self._session
         state = session.state
-        if state.busy or not session.recording or _is_compiling():
-            result = func(*args) if kwargs is None else func(*args, **kwargs)
+        if state.busy or not session.recording:
+            result = call_at(sys._getframe(1), func, args, kwargs)
             if session.ended:
                 self.left_behind()
             return result
@@ -91,7 +103,7 @@ class FunctionTap(TorchFunctionMode):
             return self._run_engine(func, plan, args, kwargs)
         if _is_tracing():
             session.pass_by_tracing()
-            return func(*args) if kwargs is None else func(*args, **kwargs)
+            return call_at(sys._getframe(1), func, args, kwargs)
         if plan.allocates and sys._getframe(1).f_code.co_filename == _CHECKPOINT:
             return _unseen(state, func, args, kwargs)
         if self._names_operators and (
@@ -116,9 +128,9 @@ class FunctionTap(TorchFunctionMode):
             return call_at(sys._getframe(2), func, args, kwargs)
         if is_overridden(args, kwargs or {}):
             self._session.blind_spots["backward of a tensor subclass: API calls inside are not seen"] += 1
-            result = func(*args) if kwargs is None else func(*args, **kwargs)
+            result = call_at(sys._getframe(2), func, args, kwargs)
         else:
-            result = self.run_visibly(plan.body, args, kwargs)
+            result = self.run_visibly(placed(sys._getframe(2), plan.body), args, kwargs)
         if self._session.training is not None:
             self._session.training.backward_ended()
         self._idle()
@@ -131,14 +143,15 @@ class FunctionTap(TorchFunctionMode):
             plan = self._make_plan(func, caller)
             if plan.code is not None:
                 plan = self._by_caller[func, code] = msgspec.structs.replace(plan, code=code)
-            self._plans.setdefault(func, plan)
+            if isinstance(func, PLAIN_FUNCTIONS):  # torch.compile hashes every key of `plans`
+                self._plans.setdefault(func, plan)
         return plan
 
     def _make_plan(self, func: Any, caller: FrameType) -> FunctionPlan:
         try:
             original = original_of(func, caller)
             plan = plan_function(original, self._only)
-            return plan if original is func else msgspec.structs.replace(plan, original=original)
+            return plan if original is func else msgspec.structs.replace(plan, original=original, is_plain=False)
         except Exception as error:
             self._session.tool_failed(getattr(func, "__name__", type(func).__name__), error)
             return NOT_AN_OP
@@ -149,6 +162,10 @@ class FunctionTap(TorchFunctionMode):
         if found is None:
             found = self._spelled[name] = msgspec.structs.replace(plan, name=name)
         return found
+
+
+function_tap_type: type[FunctionTap] = FunctionTap if fast is None else fast.mode_type(FunctionTap)
+"""The one to make: with the handler in C, where it was built."""
 
 
 class Describing:
@@ -174,6 +191,8 @@ class Describing:
         self._inner = session.sink.needs.rules.inner
         self._skip = session.sink.skip if record and not session.sink.needs.look else None
         self._alone = alone
+        self.is_plain = record and alone is None
+        """Whether a plain call is executed between `_before` and `_finish`, and nothing else."""
         self.run_visibly: RunVisibly = _run
 
     def idle(self) -> None:
@@ -187,20 +206,25 @@ class Describing:
         try:
             if self._alone is not None and self._alone.is_due(call.event.name):
                 result = self._run_alone_too(self._alone, func, plan, call, args, kwargs or {})
-            elif not self._record or (plan.body is not None and self._inner):
+            elif not self._record or plan.has_parts or (plan.body is not None and self._inner):
                 result = self._inside(func, plan, call, args, kwargs)
             else:
                 result = call_at(sys._getframe(2), func, args, kwargs)
         except BaseException as error:
             self._raised(call, error)
             raise
+        self._finish(state, func, plan, call, result, args, kwargs or {})
+        return result
+
+    def _finish(
+        self, state: ThreadState, func: Any, plan: FunctionPlan, call: OpenCall, result: Any, args: Any, kwargs: Any
+    ) -> None:
         try:
-            self._after(state, func, plan, call, result, args, kwargs or {})
+            self._after(state, func, plan, call, result, args, kwargs)
         except BaseException:  # raised by the program into our code: the call was made, and belongs in the record
             if not self._session.is_handed_over(call.event):
-                self._after(state, func, plan, call, result, args, kwargs or {})
+                self._after(state, func, plan, call, result, args, kwargs)
             raise
-        return result
 
     def _open(self, func: Any, plan: FunctionPlan, args: Any, kwargs: Any) -> Any:
         """Run a function that is not recorded. What one does that is not among the ops to record may be."""
@@ -281,12 +305,11 @@ class Describing:
             with guard:
                 outputs: Tensors = []
                 flatten_result(result, outputs)
-                session.count_results(call, result)
+                if not plan.distributed:  # what a collective gives is in its arguments
+                    session.note_result(call, result)
                 if plan.mutates and not plan.returns_changed:
                     outputs += self._changed(plan, call, outputs)
-                if not outputs and plan.answers and isinstance(result, bool):
-                    call.event.answer = result
-                elif not outputs:
+                if not outputs and not (plan.answers and isinstance(result, bool)):
                     self._learn(func, plan, call)
                     return
                 if (plan.allocates or plan.workspace) and self._record:
@@ -360,6 +383,6 @@ def _unseen(state: ThreadState, func: Any, args: Any, kwargs: Any) -> Any:
     """Execute a call that torch makes for itself."""
     state.busy = True
     try:
-        return func(*args) if kwargs is None else func(*args, **kwargs)
+        return call_at(sys._getframe(2), func, args, kwargs)
     finally:
         state.busy = False

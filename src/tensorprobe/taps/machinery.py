@@ -44,7 +44,7 @@ class MachineryTap:
             patch.remove()
 
     def _wrap_fetch(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        def _try_get_data(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        def _try_get_data(iterator: Any, /, *args: Any, **kwargs: Any) -> Any:
             if not patch.active:
                 patch.restore()
                 return original(iterator, *args, **kwargs)
@@ -58,7 +58,7 @@ class MachineryTap:
         return _try_get_data
 
     def _wrap_resize(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        def resize_(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        def resize_(storage: Any, /, *args: Any, **kwargs: Any) -> Any:
             session = self._session
             state = session.state
             was_empty = not storage.nbytes()
@@ -66,7 +66,7 @@ class MachineryTap:
             if not patch.active:
                 patch.restore()
             elif was_empty and session.recording and not state.busy:
-                state.busy = True  # what the tool computes is no call of the program
+                state.busy = True  # calls of the tool are not calls of the program
                 try:
                     session.unwritten.grown(storage)
                 except Exception as error:

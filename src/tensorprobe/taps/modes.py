@@ -148,6 +148,8 @@ class ModeStack:
         if self._compiled is not None:
             self._compiled.remove()
         self.remove()
+        while self._dispatch is not None and _has_flags(self._dispatch):  # of threads that run no more, or not now
+            _exit_dispatch(self._dispatch)
         if self._home not in (None, threading.get_ident()) and self._home == threading.main_thread().ident:
             _in_main_thread(self._take_out)
 
@@ -314,12 +316,21 @@ def _remove_dispatch(dispatch: torch_names.DispatchMode) -> bool:
     if above:
         # torch keeps "was a mode on before me?" in each mode; the one above must now answer as ours would have
         _hand_over_flags(dispatch, above[-1])
-    else:
-        torch_names.push_dispatch_mode(dispatch)
-        dispatch.__exit__(None, None, None)
+    elif _has_flags(dispatch):
+        _exit_dispatch(dispatch)
     for mode in reversed(above):
         torch_names.push_dispatch_mode(mode)
     return True
+
+
+def _has_flags(dispatch: torch_names.DispatchMode) -> bool:
+    """Whether torch still says, in all threads, that a mode is on because this one was entered."""
+    return any(flags for name, flags in vars(dispatch).items() if name.startswith("old_") and name.endswith("_flags"))
+
+
+def _exit_dispatch(dispatch: torch_names.DispatchMode) -> None:
+    torch_names.push_dispatch_mode(dispatch)
+    dispatch.__exit__(None, None, None)
 
 
 def _slip_flags_under(arriving: Any, above: Any) -> None:

@@ -1,9 +1,12 @@
-"""The path of each module in the user's model, without what wrappers put around it. Modules are held weakly."""
+"""The path of each module in the user's model, without what wrappers put around it.
+
+Modules are held weakly, and by their ids: the program's classes may have `__hash__` and `__eq__` of their own.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,20 +41,32 @@ def class_name(module: nn.Module) -> str:
     return cls.__name__
 
 
-class ModuleNames:
-    """Path by module. A module met that is not in the model keeps the path of nothing: its class says what it is."""
+_UNKNOWN: tuple[Callable[[], nn.Module | None], str] = (lambda: None), ""
 
-    def __init__(self) -> None:
-        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+class ModuleNames:
+    """Path by module. A module met that is not in the model keeps the path of nothing: its class says what it is.
+
+    `as_torch`: the paths are those of `named_modules`, with what wrappers put into them, and a model itself has none.
+    """
+
+    def __init__(self, *, as_torch: bool = False) -> None:
+        self.as_torch = as_torch
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self._many = 1000
         self._root: weakref.ref[nn.Module] | None = None
 
     def add(self, model: Any) -> None:
         """Learn a model: a module, or several in a list, tuple or dict (the chunks of a pipeline)."""
+        if len(self._paths) > self._many:
+            self._paths = {key: known for key, known in self._paths.items() if known[0]() is not None}
+            self._many = 2 * len(self._paths) + 1000
         if isinstance(model, nn.Module):
             self._walk(model, "")
         elif isinstance(model, dict):
             for key, chunk in model.items():
                 self._walk(chunk, str(key))
+                self._learn(chunk, str(key))
         elif isinstance(model, Iterable):
             chunks = list(model)
             for i, chunk in enumerate(chunks):
@@ -64,19 +79,36 @@ class ModuleNames:
 
     def items(self) -> list[tuple[nn.Module, str]]:
         """Every module with its path, in the order of torch's `named_modules`, model after model."""
-        return list(self._paths.items())
+        return [(module, path) for held, path in self._paths.values() if (module := held()) is not None]
 
     def path(self, module: nn.Module) -> str | None:
         """The path of a module; None when it belongs to no model that was added."""
-        return self._paths.get(module)
+        held, path = self._paths.get(id(module), _UNKNOWN)
+        return path if held() is module else None
+
+    def is_call(self, module: nn.Module) -> bool:
+        """Whether a call of this module is one of the user's model, and not of a wrapper around it."""
+        return self.path(module) is not None if self.as_torch else inner_module(module) is None
+
+    def _learn(self, module: nn.Module, path: str) -> bool:
+        """Whether the module is new."""
+        is_new = self.path(module) is None
+        if is_new:
+            self._paths[id(module)] = weakref.ref(module), path
+        return is_new
 
     def _walk(self, module: nn.Module, path: str) -> None:
+        if self.as_torch:
+            self._root = self._root or weakref.ref(module)
+            for name, child in module.named_modules(prefix=path):
+                if child is not module and type(child).__name__ != "FullyShardedDataParallel":
+                    self._learn(child, name)
+            return
         todo = [(module, path)]
         while todo:
             module, path = todo.pop()
-            if module in self._paths:
+            if not self._learn(module, path):
                 continue
-            self._paths[module] = path
             inner = inner_module(module)
             if inner is not None:
                 todo.append((inner, path))
@@ -92,3 +124,22 @@ class ModuleNames:
 def direct_parameters(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """A module's own parameters as slots, without those of its children."""
     return [(f"parameters.{name}", value) for name, value in module._parameters.items() if value is not None]
+
+
+def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters of a module and of those in it. Its own `parameters` may be the program's."""
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        yield from (value for value in module._parameters.values() if value is not None)
+        waiting += [child for child in reversed(module._modules.values()) if child is not None]
+
+
+def named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a model, or of several, by their names."""
+    names = ModuleNames()
+    names.add(model)
+    for module, path in names.items():
+        for name, value in (*module._parameters.items(), *module._buffers.items()):
+            if value is not None:
+                yield f"{path}.{name}" if path else name, value

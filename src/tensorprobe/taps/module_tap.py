@@ -16,19 +16,30 @@ from tensorprobe.arguments import Tensors, flatten_arguments, flatten_result
 from tensorprobe.model import Level
 from tensorprobe.model.interrupts import is_from_program
 from tensorprobe.taps.backward import edges_of
-from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters, inner_module
+from tensorprobe.taps.module_names import ModuleNames, class_name, direct_parameters
 from tensorprobe.taps.patches import Patch
 from tensorprobe.taps.session import OpenCall, Session
+from tensorprobe.taps.step_taps import StepTap
 
 
 class ModuleTap:
-    """Watches calls of modules. `before` is called with each module that is called from no other one, ahead of the call."""
+    """Watches calls of modules. `before` is called with each module that is called from no other one, ahead of the call.
+
+    In a step that is not recorded only `steps` asks for modules, to know where the next step begins.
+    """
 
     def __init__(
-        self, session: Session, names: ModuleNames, *, record: bool, before: Callable[[nn.Module], None]
+        self,
+        session: Session,
+        names: ModuleNames,
+        steps: StepTap,
+        *,
+        record: bool,
+        before: Callable[[nn.Module], None],
     ) -> None:
         self._session = session
         self._names = names
+        self._steps = steps
         self._record = record
         self._before_outermost = before
         self._patch: Patch | None = None
@@ -51,8 +62,8 @@ class ModuleTap:
     def _wrap(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         tap = self
 
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch_names.is_compiling() or not tap._session.recording or tap._session.state.busy:
+        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if torch_names.is_compiling() or not tap._is_recorded(module) or tap._session.state.busy:
                 if not patch.active:
                     patch.restore()
                 return original(module, *args, **kwargs)
@@ -63,6 +74,13 @@ class ModuleTap:
                 raise
 
         return torch_names.not_compiled(__call__)
+
+    def _is_recorded(self, module: nn.Module) -> bool:
+        """Return whether this step is recorded; a step that is waited for may begin here."""
+        session = self._session
+        if not session.recording and self._steps.awaits_model and not session.ended:
+            self._steps.before_model(module)
+        return session.recording
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         session = self._session
@@ -94,14 +112,14 @@ class ModuleTap:
             path = session.module_path()
         state.modules.append(path)
         state.outer_stack = session.outer_stack(state.outer_stack)
-        if not self._record or inner_module(module) is not None:
+        if not self._record or not self._names.is_call(module):
             return original(module, *args, **kwargs)
         return self._recorded_call(original, module, path, args, kwargs)
 
     def _path(self, module: nn.Module, *, outermost: bool) -> str:
         """Return the path of a module in the model. An unknown model is added when it is first called from outside."""
         path = self._names.path(module)
-        if path is None and outermost:
+        if path is None and outermost and (self._names.root is None or not self._names.as_torch):
             self._names.add(module)
             path = ""
             if self._session.training is not None:
@@ -185,7 +203,7 @@ class ModuleTap:
                     return
                 outputs: Tensors = []
                 flatten_result(result, outputs)
-                session.count_results(call, result)
+                session.note_result(call, result)
                 if call.wanted.forward:
                     if session.selection.outputs:
                         call.event.slots += session.take(outputs)

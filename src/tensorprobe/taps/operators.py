@@ -18,9 +18,9 @@ from torch import Tensor
 
 _COMPARISONS = ("ne", "lt", "le", "gt", "ge")
 OPERATORS: dict[str, dict[str, str]] = {
-    "Tensor.add": {"+": "add"},
+    "Tensor.add": {"+": "add", "+=": "radd"},  # `+=` on a tensor is `add_`, so a number is on the left
     "Tensor.sub": {"-": "sub"},
-    "Tensor.mul": {"*": "mul"},
+    "Tensor.mul": {"*": "mul", "*=": "rmul"},
     "Tensor.div": {"/": "truediv"},
     "Tensor.remainder": {"%": "mod"},
     "Tensor.matmul": {"@": "matmul", "@=": "imatmul"},
@@ -71,7 +71,7 @@ class _Operation(NamedTuple):
     callee: str = ""
     is_attribute: bool = False
     owner: Sequence[dis.Instruction] = ()
-    """What loads the object of which the callee is an attribute."""
+    """The instructions that load the object whose attribute is called."""
 
 
 _known: dict[tuple[int, int], tuple[CodeType, _Operation]] = {}
@@ -138,10 +138,41 @@ def _is_reflected(place: _Operation, frame: FrameType) -> bool:
     """Return whether the operand that is not a tensor is on the left, as in `2 * x` and `self.scale * x`."""
     if place.callee:
         return place.callee in ("sum", "__radd__", "__rmul__")
-    left, right = _look_up(place.left, frame), _look_up(place.right, frame)
-    if left is not _UNKNOWN:
-        return not isinstance(left, Tensor)
-    return isinstance(right, Tensor)
+    left = _is_tensor(place.left, frame)
+    return bool(_is_tensor(place.right, frame)) if left is None else not left
+
+
+_NUMBERS = frozenset(
+    ("bool", "float", "int", "len", "round", "item", "dim", "size", "numel", "nelement", "element_size")
+)
+"""Functions and methods of tensors that return numbers."""
+
+
+def _is_tensor(loads: Sequence[dis.Instruction], frame: FrameType) -> bool | None:
+    """Return whether an expression gives a tensor, without running it; None if that is not known."""
+    value = _look_up(loads, frame)
+    if value is not _UNKNOWN or not loads:
+        return isinstance(value, Tensor) if loads else None
+    before, last = list(loads[:-1]), loads[-1]
+    if _is_call(last):
+        called = _read_callee(before, last)
+        owner = _look_up(called.owner, frame)
+        if isinstance(owner, ModuleType):
+            return owner.__name__.startswith("torch") if owner.__name__ != "math" else False
+        if called.callee in _NUMBERS:
+            return False
+        return True if called.is_attribute and _is_tensor(called.owner, frame) else None
+    right = _operand(before)
+    kinds = {_is_tensor(part, frame) for part in (right, _operand(before)) if part}
+    if last.opname == "BINARY_SUBSCR":
+        return True if _is_tensor(_operand(list(loads[: -1 - len(right)])), frame) else None
+    if not _symbol(last):
+        return None
+    return True if True in kinds else False if kinds == {False} else None
+
+
+def _is_call(instruction: dis.Instruction) -> bool:
+    return instruction.opname in ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW")
 
 
 def _look_up(loads: Sequence[dis.Instruction], frame: FrameType) -> Any:
@@ -175,7 +206,7 @@ def _read_operation(code: CodeType, at: int) -> _Operation:
     if symbol := _symbol(last):
         right = _operand(before)
         return _Operation(symbol, left=_operand(before), right=right)
-    if last.opname in ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW"):
+    if _is_call(last):
         return _read_callee(before, last)
     return _Operation("")
 

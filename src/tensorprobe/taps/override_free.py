@@ -73,12 +73,16 @@ def original_of(function: Any, caller: FrameType) -> Any:
     torch gives a mode what it finds under the name of the function at that moment. To call that would be to call the
     program's function twice. `caller` is the frame that called the mode.
     """
-    if isinstance(function, _IN_C):
+    if isinstance(function, IN_C):
         return function
     if caller.f_code is not torch.overrides.handle_torch_function.__code__ or caller.f_back is None:
         name = next((name for name, value in vars(torch.Tensor).items() if value is function), "")
         return getattr(torch_names.methods_of_tensor, name, function)
+    if caller.f_back.f_locals.get("self") is function:  # an operator of higher order: a call of the object itself
+        return function
     code, given = caller.f_back.f_code, getattr(function, "__code__", None)
+    if given is None and any(_code_of_call(cls) is code for cls in type(function).__mro__):
+        return function  # an object of torch, as its higher-order operators are
     is_helper = code.co_name.startswith("_") and not code.co_name.startswith("__")  # of F.max_pool2d, for one
     if given is code or (is_helper and given is not None and given.co_filename.startswith(_TORCH)):
         return function
@@ -87,11 +91,17 @@ def original_of(function: Any, caller: FrameType) -> Any:
     return found[0] if len(found) == 1 else function
 
 
+def _code_of_call(cls: type) -> types.CodeType | None:
+    return getattr(vars(cls).get("__call__"), "__code__", None)
+
+
 _TORCH = str(Path(torch.__file__).parent) + "/"
-_IN_C = (
+IN_C = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     torch_names.OpOverload, torch_names.OpOverloadPacket,
 )  # fmt: skip
+PLAIN_FUNCTIONS = (types.FunctionType, *IN_C)
+"""What torch gives a mode nearly always; the rest are objects such as operators of higher order."""
 
 
 def is_overridden(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:

@@ -8,6 +8,8 @@ it passes every call through, and removes itself when it is called and stands on
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -26,30 +28,47 @@ class Patch:
     def __init__(self, owner: Any, name: str, make: Callable[[Callable[..., Any], Patch], Callable[..., Any]]) -> None:
         self._owner, self._name = owner, name
         self._found = owner.__dict__.get(name)
+        stands = inspect.getattr_static(owner, name)
+        kind: Any = staticmethod if isinstance(stands, staticmethod) else lambda made: made
         self._original = getattr(owner, name)
+        if isinstance(stands, types.ClassMethodDescriptorType):  # written in C
+            kind, self._original = classmethod, lambda cls, *args, **kwargs: stands.__get__(None, cls)(*args, **kwargs)
         self.active = True
         self._wrapper = functools.update_wrapper(make(self._original, self), self._original)
         _standing.append(self)
-        setattr(owner, name, staticmethod(self._wrapper) if isinstance(self._found, staticmethod) else self._wrapper)
+        setattr(owner, name, kind(self._wrapper))
 
     def remove(self) -> None:
         """Take the wrapper out, and nothing else."""
         self.active = False
         if not self.restore():
-            for replace in _holders(getattr(self._owner, self._name, None), self._wrapper):
+            for replace in _holders(_function_of(self._owner, self._name), self._wrapper):
                 replace(self._original)
         _standing[:] = [patch for patch in _standing if patch is not self]
 
     @property
     def is_reached(self) -> bool:
         """Whether the class still leads to the wrapper, as far as can be seen."""
-        now = getattr(self._owner, self._name, None)
+        now = _function_of(self._owner, self._name)
         return now is self._wrapper or any(True for _ in _holders(now, self._wrapper))
+
+    @property
+    def successor(self) -> Callable[..., Any]:
+        """What a removed wrapper calls that the program still holds, as `call = model.__call__`: the patch that stands there now.
+
+        The original, where another's wrapper stands there or below: it may be the one that has called.
+        """
+        standing = {id(patch._wrapper): patch for patch in _standing}
+        now: Callable[..., Any] = _function_of(self._owner, self._name)
+        below = now
+        while id(below) in standing:
+            below = standing[id(below)]._original
+        return now if below is self._original else self._original
 
     def restore(self, owner: Any = None, name: str = "") -> bool:
         """Put the original back if the wrapper stands on the class, or on another that has copied it; whether it did."""
         owner, name = owner or self._owner, name or self._name
-        if getattr(owner, name, None) is not self._wrapper:
+        if _function_of(owner, name) is not self._wrapper:
             return False
         if self._found is None:
             delattr(owner, name)
@@ -58,8 +77,14 @@ class Patch:
         return True
 
 
+def _function_of(owner: Any, name: str) -> Any:
+    """Return what stands under a name; of a class method, the function."""
+    now = getattr(owner, name, None)
+    return getattr(now, "__func__", now)
+
+
 def remover() -> Callable[[], None]:
-    """Return a function that removes the patches made from now on, as far as that is still to be done."""
+    """Return a function that removes the patches made from now on that are still installed."""
     before = list(_standing)
 
     def remove() -> None:

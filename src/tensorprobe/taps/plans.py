@@ -20,7 +20,7 @@ from tensorprobe.arguments import changed_arguments
 from tensorprobe.model.reason import Unrecorded
 from tensorprobe.ops import Trait, has, is_collective, received_slots, short_name
 from tensorprobe.ops.names import RECURRENT
-from tensorprobe.taps.override_free import COMPOSITES, ENGINES, body_of
+from tensorprobe.taps.override_free import COMPOSITES, ENGINES, IN_C, body_of
 
 _PREFIXES = (
     ("torch.nn.functional.", "Functional."),
@@ -56,11 +56,13 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     - `is_view`: results and gradients hold only values of the inputs.
     - `is_special`: collectives, and functions made of others. They are described even for a sink that only looks.
     - `workspace`: the output that is not fully written.
-    - `code`: of a function in Python, that which calls the mode. torch hands it arguments by keyword, however the program
+    - `code`: the code of a Python function that calls the mode. torch hands it arguments by keyword, however the program
       passed them.
     - `answers`: returns no tensor and is recorded all the same.
     - `body`: a function that is made of others, without its override checks. Without a name: it runs the autograd engine.
+    - `has_parts`: what it calls is seen without a body: a function of the program's own.
     - `original`: the function of torch, where the program has put another in its place.
+    - `is_plain`: written in C, and executed as it is called: C code may handle the call.
     """
 
     name: str
@@ -78,12 +80,14 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     answers: bool = False
     workspace: str = ""
     body: Callable[..., Any] | None = None
+    has_parts: bool = False
     original: Any = None
+    is_plain: bool = False
 
     def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call is going to change, as far as its function and its arguments say."""
         arguments = self.overwrites
-        asked = kwargs.get("inplace") or (self.by_request < len(args) and args[self.by_request] is True)
+        asked = kwargs.get("inplace") or (0 <= self.by_request < len(args) and args[self.by_request] is True)
         if self.by_request >= 0 and asked:
             arguments = (0, "input")
         found: list[torch.Tensor] = []
@@ -124,6 +128,7 @@ def plan_function(func: Any, only: frozenset[str] = frozenset()) -> FunctionPlan
     receives = received_slots(canonical)
     mutates = distributed or mutates
     overwrites = _overwritten_by(func, writes, mutates)
+    code = getattr(func, "__code__", None)
     return FunctionPlan(
         canonical,
         mutates,
@@ -136,7 +141,8 @@ def plan_function(func: Any, only: frozenset[str] = frozenset()) -> FunctionPlan
         -1 if overwrites else _place_of_inplace(func),
         has(canonical, Trait.VIEW),
         distributed or body is not None,
-        getattr(func, "__code__", None),
+        code,
+        is_plain=code is None and body is None and not allocates and isinstance(func, IN_C),
         workspace=WORKSPACES.get(short_name(canonical), ""),
         body=body,
     )

@@ -28,8 +28,9 @@ from tensorprobe.record.run_sink import RunSink
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.taps.alone import AloneRun
 from tensorprobe.taps.collectives import Collectives
+from tensorprobe.taps.custom_functions import CustomFunctionTap
 from tensorprobe.taps.dispatch_tap import DispatchTap
-from tensorprobe.taps.function_tap import Describing, FunctionTap, Handling, Plans
+from tensorprobe.taps.function_tap import Describing, Handling, Plans, function_tap_type
 from tensorprobe.taps.looking import Looking
 from tensorprobe.taps.machinery import MachineryTap
 from tensorprobe.taps.modes import ModeStack
@@ -90,18 +91,20 @@ class Probe:
         if steps_by not in STEPS_BY:
             raise SettingsError(f"steps_by is {steps_by!r}; expected 'call' (of probe.step), 'optimizer' or 'forward'.")
         self.coverage: Coverage | None = None
-        self._names = ModuleNames()
-        self._names.add(model if model is not None else ())
         self._model_device = None if model is None else main_device(model)
         self._steps_by = steps_by
         self._has_called_model = False
         self._given_rank = rank
         self._remarks = list(remarks)
         self._sink = sink if sink is not None else RunSink(self.out, overwrite=overwrite)
+        self._names = ModuleNames(as_torch=self._sink.needs.rules.torch_paths)
+        self._names.add(model if model is not None else ())
         self.numbers: dict[str, int] = {}
         """The next number of each op, once the probe has stopped."""
         self._session: Session | None = None
         self._step = 0
+        self._modes, self._taps, self._paused = ModeStack(None, None), list[Tap](), True
+        self._remove_patches: Callable[[], None] = lambda: None
 
     @property
     def running(self) -> bool:
@@ -128,20 +131,17 @@ class Probe:
         self._wanted_rank = self.settings.ranks is None or rank in self.settings.ranks
         if self._wanted_rank and self._sink.needs.self_test and not self.is_self_test:
             self._test_itself()
-        with _active_lock:
-            if _active is not None:
-                raise SettingsError(f"a probe into {str(_active.out)!r} is running in this process. Stop it first.")
-            _active = self
         try:
+            with _active_lock:
+                if _active is not None:
+                    raise SettingsError(f"a probe into {str(_active.out)!r} is running in this process. Stop it first.")
+                _active = self
             if self._wanted_rank:
                 self._begin(rank, world_size)
+            return self
         except BaseException:
-            _active = None
-            session, self._session = self._session, None
-            if session is not None:
-                self._sink.close(session.coverage(), {}, self._device())
+            self._end()
             raise
-        return self
 
     def step(self) -> None:
         """End the current training step."""
@@ -159,10 +159,23 @@ class Probe:
         In a forked child this only removes what was inherited: the run goes on in the parent.
         """
         session = self._session
+        try:
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+        if session is not None and session.forked:
+            return None
+        if session is not None:
+            self._warn()
+        return self.coverage
+
+    def _end(self) -> None:
+        """Take every step, last one first, whatever is raised on the way. If one was cut short, this can be called again."""
+        session = self._session
         if session is None:
             self._leave()
-            return self.coverage
-        # Every step happens, last one first, whatever is raised on the way; if one was cut short, `stop` can be called again.
+            return
         with contextlib.ExitStack() as ending:
             if not session.forked:
                 ending.callback(self._close, session)
@@ -176,10 +189,6 @@ class Probe:
             ending.callback(self._pause, session)
         self._session = None
         atexit.unregister(self._stop_at_exit)
-        if session.forked:
-            return None
-        self._warn()
-        return self.coverage
 
     def _leave(self) -> None:
         global _active
@@ -190,8 +199,12 @@ class Probe:
         return self.start()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._sink.ended_by = _told(error)
-        self.stop()
+        try:
+            self._sink.ended_by = _told(error)
+            self.stop()
+        except BaseException:
+            self.stop()
+            raise
 
     def _stop_at_exit(self) -> None:
         """Stop at the end of the program. If an uncaught exception has ended it, Python has just printed it."""
@@ -207,8 +220,8 @@ class Probe:
     def _begin(self, rank: int, world_size: int) -> None:
         settings = self.settings
         rules = self._sink.needs.rules
-        self._sink.open(rank, world_size, settings)
         selection = Selection(
+            phases=settings.phases,
             directions=settings.directions,
             sides=settings.sides,
             names=settings.names,
@@ -221,12 +234,18 @@ class Probe:
             excluded=rules.excluded,
         )
         stacks = StackBook() if settings.wants_stacks else None
-        session = self._session = Session(self._sink, selection, stacks)
+        session = Session(self._sink, selection, stacks)
+        try:
+            self._sink.open(rank, world_size, settings)
+            self._session = session
+        except BaseException:
+            self._sink.close(Coverage(), {}, "")
+            raise
         self._install(session)
         atexit.register(self._stop_at_exit)
 
     def _install(self, session: Session) -> None:
-        level = self.settings.level
+        level, rules = self.settings.level, self._sink.needs.rules
         self._remove_patches = remover()
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
@@ -239,7 +258,7 @@ class Probe:
         handling: Handling = describing
         if self._sink.needs.look:
             handling = Looking(session, plans, cast(LookingSink, self._sink), describing)
-        function = FunctionTap(session, plans, handling) if level.sees_api else None
+        function = function_tap_type(session, plans, handling) if level.sees_api else None
         self._modes = ModeStack(function, dispatch)
         self._modes.passed_compiled = session.pass_by_compiled
         for mode in (function, dispatch):
@@ -248,29 +267,27 @@ class Probe:
         describing.run_visibly = self._modes.run_visibly
         if function is not None:
             function.run_visibly = self._modes.run_visibly
-        self._modules = ModuleTap(session, self._names, record=level.has_modules, before=self._before_outermost)
-        self._paused = True
-        self._taps: list[Tap] = [self._modules, self._recompute, self._collectives, self._machinery]
+        self._modules = ModuleTap(
+            session, self._names, self._steps, record=level.has_modules, before=self._before_outermost
+        )
+        self._taps = [self._modules, self._recompute, self._collectives, self._machinery]
         if self._sink.needs.roles:
             session.training = Training(session, self._names)
             self._taps.append(session.training)
         self._taps.append(self._steps)  # after the others that watch optimizers: it begins the next step
-        if self._sink.needs.rules.regions:
+        if level.has_api and handling is describing and rules.inner:
+            self._taps.append(CustomFunctionTap(session, describing))
+        if rules.regions:
             self._taps.append(RegionTap(session.enter_region))
-        try:
-            for tap in self._taps:
-                tap.install()
-            self._resume_if_wanted(session)
-        except BaseException:
-            self._modes.leave()
-            for tap in self._taps:
-                tap.remove()
-            self._remove_patches()
-            raise
+        for tap in self._taps:
+            tap.install()
+        self._resume_if_wanted(session)
 
     def _before_outermost(self, module: Any) -> None:
         """A module is called from no other one. By `forward`, each call of the model but the first begins a step."""
         self._modes.settle()
+        if self._steps.awaits_model:
+            self._steps.before_model(module)
         if self._steps_by == "forward":
             while (inner := inner_module(module)) is not None:
                 module = inner
@@ -284,6 +301,8 @@ class Probe:
         if session is not None and not session.forked:
             self._pause(session, whole=True)
             self._step += 1
+            if session.training is not None:
+                session.training.microbatch = None
             self._resume_if_wanted(session)
 
     def _resume_if_wanted(self, session: Session) -> None:
@@ -356,6 +375,7 @@ def capture(
     mode: Mode = "tensor",
     steps: Numbers | None = None,
     ranks: Numbers | None = None,
+    phases: Names | None = None,
     directions: Names = ("forward", "backward"),
     sides: Names = ("input", "output"),
     names: Names = (),
@@ -386,6 +406,7 @@ def capture(
         mode: how much of each tensor to record: `summary` (statistics and digest), `tensor` (also the values) or
             `structure` (names and shapes only).
         steps, ranks: record only these, e.g. `[0, 2]` or `'0,2-4'`.
+        phases: record only calls of these phases: `train`, `eval`, `generate`, `optimizer`.
         directions, sides: record only `forward` or `backward`, only the `input` or the `output`.
         names: record only calls with these names, e.g. `Functional.conv2d.1` or `Functional.conv2d.1.forward`.
         span: record only the calls from the first name to the second, both included.

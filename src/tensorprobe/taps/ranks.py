@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tensorprobe import torch_names
+from tensorprobe.taps.module_names import parameters_of
 
 
 def find_rank() -> int:
@@ -47,14 +48,9 @@ def coordinates() -> dict[str, int]:
 
 def main_device(model: Any) -> str:
     """The device a model's first parameter is on; cpu when there is none."""
-    waiting = [model] if isinstance(model, torch.nn.Module) else []
     with torch_names.no_overrides():
-        while waiting:  # and not `model.parameters()`, which may be the program's own
-            module = waiting.pop()
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    return str(torch_names.device_of(parameter))
-            waiting += [child for child in reversed(module._modules.values()) if child is not None]
+        for parameter in parameters_of(model) if isinstance(model, torch.nn.Module) else ():
+            return str(torch_names.device_of(parameter))
     return "cpu"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tensorprobe.errors import nearest
+from tensorprobe.model.call import phase_in
 
 _GLOB = re.compile(r"[*?\[]")
 _MOST_NAMES_KEPT = 200_000
@@ -35,6 +36,7 @@ class Selection:
     def __init__(
         self,
         *,
+        phases: Sequence[str] | None = None,
         directions: Sequence[str] = ("forward", "backward"),
         sides: Sequence[str] = ("input", "output"),
         names: Sequence[str] = (),
@@ -46,6 +48,7 @@ class Selection:
         only: frozenset[str] | None = None,
         excluded: frozenset[str] = frozenset(),
     ) -> None:
+        self._phases = phases
         self._all = Wanted("forward" in directions, "backward" in directions)
         self.inputs = "input" in sides
         self.outputs = "output" in sides
@@ -67,8 +70,17 @@ class Selection:
         """Look for the range again in each step."""
         self._inside = self._over = False
 
-    def wants(self, op: str, name: str, backward_name: str, module: str, made_in: Sequence[str] = ()) -> Wanted:
+    def everything(self) -> Wanted | None:
+        """Return what is wanted of every call alike; None if the criteria have to be asked for each."""
+        asks = self._phases is not None or self._excluded or self._only is not None or self._patterns
+        return None if asks else self._all
+
+    def wants(
+        self, op: str, name: str, backward_name: str, module: str, made_in: Sequence[str] = (), phase: str = ""
+    ) -> Wanted:
         """Return what is wanted of the call that begins now, inside the recorded calls `made_in`."""
+        if self._phases is not None and not phase_in(phase, self._phases):
+            return NOTHING
         if self._excluded and (op in self._excluded or _without_overload(op) in self._excluded):
             return NOTHING
         if self._only is not None and not self.records(op):

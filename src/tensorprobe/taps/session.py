@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tensorprobe import torch_names
-from tensorprobe.arguments import Tensors
+from tensorprobe.arguments import Tensors, describe_result
 from tensorprobe.model import Coverage, Level
 from tensorprobe.model.event import Event
 from tensorprobe.model.interrupts import let_through
@@ -134,6 +134,7 @@ class Session:
         self.unwritten = Unwritten(self._take_note)
         self.training: Training | None = None
         take = self._take
+        self._wants_all = selection.everything()
         self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
         _live[:] = [known for known in _live if known() is not None] + [weakref.ref(self)]
 
@@ -142,7 +143,10 @@ class Session:
 
     def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[Any]:
         """Have the sink take the tensors of a forward call as they are now. Uninitialised memory is left out."""
-        slots = self._take(tensors, but=but, reason=reason)
+        if self.unwritten.blocks:
+            slots = self.unwritten.take(self.sink.take, tensors, but, reason)
+        else:
+            slots = self.sink.take(tensors, but=but, reason=reason)
         if self.training is not None:
             self.training.mark(tensors, slots, outside=not self.state.modules)
         return slots
@@ -228,7 +232,7 @@ class Session:
             name, back = level.call_names(op, number)
             modules = state.modules
             path = module if module is not None else modules[-1] if modules else ""
-            wanted = self.selection.wants(op, name, back, path, state.calls)
+            wanted = self._wants_all or self.selection.wants(op, name, back, path, state.calls, state.phase)
             if not (wanted.forward or wanted.backward):
                 self.filter_out()
                 return None
@@ -253,7 +257,8 @@ class Session:
         try:
             name = f"{op}.{number}.{direction}"
             path = self.module_path() if origin is None else origin.module
-            wanted = self.selection.wants(op, name, name, path, self.state.calls)
+            phase = self.state.phase or ("train" if backward else "")  # the engine has threads of its own
+            wanted = self.selection.wants(op, name, name, path, self.state.calls, phase)
             enclosing = self.state.calls if origin is None else [*self.state.calls, origin.call, *origin.within]
             if not (wanted.backward if backward else wanted.forward) or not self.selection.wants_inside(enclosing):
                 self.filter_out()
@@ -307,10 +312,10 @@ class Session:
             microbatch = training.microbatch if about is None else about.microbatch
         return Event(name, level, path, parent, call, stack, state.ordinal or 0, repeat, phase, microbatch)
 
-    def count_results(self, call: OpenCall, result: Any) -> None:
-        """Note how many results a call has, where None counts as one."""
-        if self._only_given and isinstance(result, (tuple, list)):
-            call.event.returned = len(result)
+    def note_result(self, call: OpenCall, result: Any) -> None:
+        """Note what a call has returned, None and numbers too."""
+        if self._only_given:
+            call.event.result = describe_result(result)
 
     def emit(self, event: Event) -> None:
         """Hand a call that has ended to the sink."""

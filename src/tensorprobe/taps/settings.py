@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from tensorprobe.errors import SettingsError
 from tensorprobe.model import CaptureLevel
+from tensorprobe.model.call import PHASES
 from tensorprobe.settings import (
     Settings,
     flag,
@@ -60,6 +61,9 @@ class CaptureSettings(Settings):
     )
     ranks: tuple[int, ...] | None = setting(
         None, "Record only these ranks, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers
+    )
+    phases: tuple[str, ...] | None = setting(
+        None, f"Record only calls of this phase: {', '.join(PHASES)}. Default: all.", some_of(*PHASES)
     )
     directions: tuple[str, ...] = setting(DIRECTIONS, "Record forward, backward, or both.", some_of(*DIRECTIONS))
     sides: tuple[str, ...] = setting(SIDES, "Record the input, the output, or both.", some_of(*SIDES))

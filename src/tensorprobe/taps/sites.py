@@ -6,6 +6,7 @@ line. The function is therefore called from a frame that has the file, the line 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -23,24 +24,47 @@ def call_at(frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
 
     A Python function of torch has asked `handle_torch_function` to call it. Then the line is that of its own caller.
     """
-    code = frame.f_code
-    if code is _handle and frame.f_back is not None and frame.f_back.f_back is not None:
+    if frame.f_code is _handle and frame.f_back is not None and frame.f_back.f_back is not None:
         frame = frame.f_back.f_back
-        code = frame.f_code
-    key = id(code), frame.f_lasti
+    key = id(frame.f_code), frame.f_lasti
     known = _sites.get(key)
-    call = known[1] if known is not None and known[1].__globals__ is frame.f_globals else _make(key, frame)
+    call = known[1] if known is not None and known[1].__globals__ is frame.f_globals else _make(frame)
     try:
         return call(func, args, kwargs)
     except BaseException as error:
-        trace = error.__traceback__
-        if trace is not None and trace.tb_next is not None and is_call(trace.tb_next.tb_frame.f_code):
-            trace.tb_next = trace.tb_next.tb_next
+        _forget_calls(error)
         raise
 
 
-def _make(key: tuple[int, int], frame: FrameType) -> FunctionType:
+def placed(frame: FrameType, func: Any) -> Callable[..., Any]:
+    """Return a function that does the same, with the line that called the frame's function above it.
+
+    A warning of a backward hook names the fifth line above: that of the call of `Tensor.backward`.
+    """
+    if frame.f_code is _handle and frame.f_back is not None and frame.f_back.f_back is not None:
+        frame = frame.f_back.f_back
+    inner = _make(frame)
+    outer = inner if frame.f_back is None else _make(frame.f_back)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return outer(inner, (func, args, kwargs), None)
+        except BaseException as error:
+            _forget_calls(error)
+            raise
+
+    return call
+
+
+def _forget_calls(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and is_call(trace.tb_next.tb_frame.f_code):
+        trace.tb_next = trace.tb_next.tb_next
+
+
+def _make(frame: FrameType) -> FunctionType:
     code = frame.f_code
+    key = id(code), frame.f_lasti
     mine = _call.__code__.replace(co_filename=code.co_filename, co_firstlineno=frame.f_lineno or 1, co_name=_NAME)
     call = FunctionType(mine, frame.f_globals)
     if len(_sites) >= _MOST_SITES:

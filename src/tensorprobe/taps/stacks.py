@@ -7,10 +7,11 @@ import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from tensorprobe.fast import fast
 from tensorprobe.model.sink import Sink
 from tensorprobe.taps.sites import is_call
 
@@ -36,23 +37,27 @@ _HIDDEN = (
 )
 _MOST_FRAMES = 64
 
+Key = tuple[int, ...] | bytes
+"""Code objects, by address, and offsets of instructions: bytes where C walks the stack."""
+
 
 class OuterStack(NamedTuple):
     """The stack when a module was called. `frame` is the frame of our wrapper, where a walk from inside ends."""
 
     frame: FrameType
-    key: tuple[int, ...]
+    key: Any
 
 
 class StackBook:
     """Numbers stacks within a step."""
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[int, ...], int] = {}
+        self._ids: dict[Key, int] = {}
         self._sent: dict[tuple[tuple[str, int, str], ...], int] = {}
         self._next = 0
         self._shown: dict[int, bool] = {}
         self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
+        self._walker = None if fast is None else fast.walker(FrameType)
 
     def clear(self) -> None:
         """Start a step: stacks that were sent before are sent again."""
@@ -80,11 +85,18 @@ class StackBook:
             self._ids[found] = number
         return number
 
-    def walk(self, frame: FrameType | None, outer: OuterStack | None) -> tuple[int, ...]:
+    def walk(self, frame: FrameType | None, outer: OuterStack | None) -> Key:
         """Return a stack as identities of code objects and instruction offsets. They determine the lines and are cheap to read.
 
         A code object is never used as a key itself: its hash covers the whole bytecode and is computed each time.
         """
+        if self._walker is not None:
+            end, known = (None, b"") if outer is None else outer
+            key: bytes = fast.walk(self._walker, frame, end, known, self._meet)  # type: ignore[union-attr]
+            return key
+        return self._walk(frame, outer)
+
+    def _walk(self, frame: FrameType | None, outer: OuterStack | None) -> tuple[int, ...]:
         shown = self._shown
         key: list[int] = []
         end = None if outer is None else outer.frame

@@ -1,7 +1,9 @@
 """Steps of scripts that do not report them: by `optimizer.step()`, or by the batches of a DataLoader. Regions in a step.
 
-Optimizer: the first one that steps marks the steps; when it is gone, the next one does. A script that calls `probe.step()`
-itself takes over from then on.
+Optimizer: the first one that steps marks the steps; when it is gone, the next one does. A step that a GradScaler skips counts
+too. The next step begins with the next training call of a model: what comes between, such as an evaluation, belongs to
+the step that is over. A program that trains without calling a module has no such call, and its steps end with the optimizer.
+A script that calls `probe.step()` itself takes over from then on.
 
 DataLoader: counted is the first loader that gives a batch to the thread that installed the tap, over all its epochs. When it
 is gone, the next one continues the count. Loaders in worker processes, in other threads and inside another loader are not
@@ -15,10 +17,11 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -26,45 +29,110 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import get_worker_info
 
+from tensorprobe import torch_names
+from tensorprobe.taps.module_names import parameters_of
 from tensorprobe.taps.patches import Patch
 from tensorprobe.torch_names import LoaderIterator
 
 
 class StepTap:
-    """Calls `next_step` after each step of the marking optimizer."""
+    """Calls `next_step` where the next step begins, once the marking optimizer has stepped."""
 
     def __init__(self, next_step: Callable[[], None], *, by_optimizer: bool) -> None:
         self._next_step = next_step
         self._by_optimizer = by_optimizer
         self._marking: weakref.ref[Optimizer] | None = None
-        self._handle: Any = None
-        self._has_marked = False
+        self._handles: list[Any] = []
+        self._marked = 0
+        self._is_due = self._has_ended = False
+        self._trained: set[bool] = set()
+        """`module.training` of the models that were called with gradients before the first step of the optimizer."""
+        self._thread = 0
 
     def install(self) -> None:
-        """Watch all optimizers."""
+        """Watch all optimizers and scalers."""
         if self._by_optimizer:
-            self._handle = register_optimizer_step_post_hook(self._after_step)
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+                *(Patch(scaler, "step", self._wrap_scaler) for scaler in _scalers()),
+            ]
 
     def remove(self) -> None:
         """Watch them no more."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def awaits_model(self) -> bool:
+        """Whether `before_model` wants to know of the next call of a module."""
+        return bool(self._handles) and (self._is_due or not self._marked)
+
+    def before_model(self, module: nn.Module) -> None:
+        """A module is called from no other one: if this is training, a step that is due begins."""
+        if not torch.is_grad_enabled() or next(parameters_of(module), None) is None:
+            return
+        if not self._marked:
+            self._trained.add(module.training)
+        elif module.training in self._trained and threading.get_ident() == self._thread:
+            self._begin()
 
     def take_over(self) -> bool:
-        """The script tells its steps itself. Whether the optimizer has told the end of this one already, as it may at the first time."""
-        told, self._has_marked = self._has_marked, False
+        """The script reports its steps itself. Whether the optimizer has ended this one already, as it may at the first time."""
+        ended, self._has_ended, self._is_due = self._has_ended, False, False
         self.remove()
-        return told
+        return ended
+
+    def _begin(self) -> None:
+        self._is_due = False
+        self._next_step()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_due and self._marks(optimizer):  # the model is called by the closure, or not at all
+            self._begin()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._marks(optimizer) and not _is_nested(optimizer):
+            self._end()
+
+    def _end(self) -> None:
+        self._marked += 1
+        self._thread = threading.get_ident()
+        if self._trained:
+            self._is_due = True
+        else:
+            self._has_ended = True
+            self._next_step()
+
+    def _marks(self, optimizer: Optimizer) -> bool:
         marking = self._marking() if self._marking is not None else None
         if marking is None:
             self._marking = weakref.ref(optimizer)
             marking = optimizer
-        if marking is optimizer and not _is_nested(optimizer):
-            self._has_marked = True
-            self._next_step()
+        return marking is optimizer
+
+    def _wrap_scaler(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._marked
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not patch.active:
+                patch.restore()
+            elif self._marked == before and self._marks(optimizer):
+                self._end()
+            return result
+
+        return step
+
+
+def _scalers() -> Iterator[type]:
+    """Yield the classes that have a `step` of their own: that of torch, and those that devices derive from it."""
+    classes = [torch_names.GradScaler]
+    while classes:
+        found = classes.pop()
+        classes += found.__subclasses__()
+        if "step" in vars(found):
+            yield found
 
 
 def _is_nested(optimizer: Optimizer) -> bool:

@@ -7,8 +7,9 @@ still the one that is meant is asked of its owner each time that it is met.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,13 +18,16 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
+from tensorprobe.fast import fast
 from tensorprobe.model.interrupts import let_through
-from tensorprobe.taps.module_names import ModuleNames, inner_module
+from tensorprobe.taps.module_names import ModuleNames, inner_module, parameters_of
 
 if TYPE_CHECKING:
     from tensorprobe.taps.session import Session, ThreadState
 
 OPTIMIZER = "optimizer"
+GENERATE = "generate"
+_MOST_FRAMES = 40
 _PHASES = {
     (True, True): "train",
     (True, False): "train, no grad",
@@ -33,19 +37,34 @@ _PHASES = {
 """By `module.training` of the model, and whether gradients are on where it is called."""
 
 
+def _generates(module: nn.Module) -> bool:
+    """Return whether a function called `generate…` that has this module as an argument is calling it."""
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        code = frame.f_code
+        if code.co_name.startswith("generate") and any(
+            frame.f_locals.get(name) is module for name in code.co_varnames[: code.co_argcount]
+        ):
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
 class _Owned(NamedTuple):
     """A parameter, its gradient, or a buffer, by the module that has it."""
 
     module: weakref.ref[nn.Module]
     key: str
     name: str
-    is_gradient: bool = False
-    is_buffer: bool = False
+    is_gradient: bool
+    is_buffer: bool
+    role: str
 
-    @property
-    def role(self) -> str:
-        """The role of the tensor."""
-        return f"{'gradient' if self.is_gradient else 'buffer' if self.is_buffer else 'parameter'} {self.name}"
+    def of_gradient(self) -> _Owned:
+        """Return the same for the gradient of the parameter."""
+        return self._replace(is_gradient=True, role=f"gradient {self.name}")
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether the owner still holds this tensor."""
@@ -54,7 +73,10 @@ class _Owned(NamedTuple):
     def parameter(self) -> torch.Tensor | None:
         """Return the parameter or buffer, if the module still has one."""
         module = self.module()
-        return None if module is None else (module._buffers if self.is_buffer else module._parameters).get(self.key)
+        if module is None:
+            return None
+        held = module._buffers if self.is_buffer else module._parameters
+        return held[self.key] if self.key in held else None  # noqa: SIM401  # a script module has no `get`
 
     def gradient(self) -> torch.Tensor | None:
         """Return its gradient. Of a tensor that is no leaf torch would warn: wrappers put such in place of parameters."""
@@ -83,7 +105,7 @@ class Training:
         self.microbatch: int | None = None
         """How many times the model was called since the last step of an optimizer, from 0."""
         self._parameters: dict[int, _Owned] = {}
-        self._gradients: dict[int, _Owned] = {}
+        self._gradients: dict[int, _Owned | _Kept] = {}
         self._has_new_gradients = False
         self._optimizer: Optimizer | None = None
         """The optimizer that steps now."""
@@ -117,8 +139,10 @@ class Training:
         is_root = module is self._names.root
         if is_root:
             self.begin_microbatch()
-        if is_root or next(module.parameters(), None) is not None:
+        if is_root or next(parameters_of(module), None) is not None:
             state.phase = _PHASES[module.training, torch.is_grad_enabled()]
+            if not torch.is_grad_enabled() and _generates(module):
+                state.phase = GENERATE
 
     def learn(self, module: nn.Module, path: str) -> None:
         """Learn the parameters and buffers of a module that is called: wrappers exchange them for others."""
@@ -128,8 +152,9 @@ class Training:
                     known = self._parameters.get(id(value))
                     if known is None or not known.has(value):
                         name = f"{path}.{key}" if path else key
-                        owned = _Owned(weakref.ref(module), key, name, is_buffer=held is module._buffers)
-                        self._parameters[id(value)] = owned
+                        is_buffer = held is module._buffers
+                        role = f"{'buffer' if is_buffer else 'parameter'} {name}"
+                        self._parameters[id(value)] = _Owned(weakref.ref(module), key, name, False, is_buffer, role)
 
     def learn_model(self) -> None:
         """Learn the parameters of all modules that have names, in the order in which torch names them."""
@@ -144,11 +169,19 @@ class Training:
 
     def mark(self, tensors: Tensors, slots: list[Any], *, outside: bool) -> None:
         """Write the roles of tensors into their slots. `outside`: the call is made in no module."""
-        find = self._parameters.get
-        for (name, tensor), slot in zip(tensors, slots, strict=True):
-            known: _Owned | _Kept | None = find(id(tensor))
-            if outside and (known is None or not known.has(tensor)):
-                known = self._found_outside(id(tensor), look=name.startswith("input"))
+        if not tensors:
+            return
+        others: Callable[[int], Mapping[int, _Owned | _Kept]] | None = None
+        if outside:
+            others = self._look_outside if tensors[0][0].startswith("input") else self._known_outside
+        if fast is not None:
+            fast.mark(self._parameters, others, tensors, slots)
+            return
+        for (_, tensor), slot in zip(tensors, slots, strict=True):
+            key = id(tensor)
+            known: _Owned | _Kept | None = self._parameters.get(key)
+            if others is not None and (known is None or not known.has(tensor)):
+                known = others(key).get(key)
             if known is not None and known.has(tensor):
                 slot.role = known.role
 
@@ -159,18 +192,21 @@ class Training:
             known = self._parameters.get(id(tensor))
             if known is not None and not known.is_buffer and known.has(tensor):
                 place = slot if slot.startswith("parameters") else f"output{slot[5:]}"
-                roles[place] = known._replace(is_gradient=True).role
+                roles[place] = known.of_gradient().role
         return roles
 
-    def _found_outside(self, key: int, *, look: bool) -> _Owned | _Kept | None:
-        """Find a tensor among gradients and states. `look`: what was not there at the last look may be there now."""
+    def _look_outside(self, key: int, *, may_grow: bool = True) -> Mapping[int, _Owned | _Kept]:
+        """Return what is known of gradients, or of the states of the optimizer that steps.
+
+        `may_grow`: a tensor that was not there at the last look may be there now.
+        """
         optimizer = self._optimizer
         try:
             if optimizer is None:
                 if self._has_new_gradients:
                     self._has_new_gradients = False
                     self._gradients = dict(self._roles_of_gradients())
-            elif look and key not in self._states:
+            elif may_grow and key not in self._states:
                 # An optimizer fills in its states parameter after parameter: the last one tells whether there are more.
                 last = next(reversed(optimizer.state.values()), ())
                 if self._states_of != (now := (len(optimizer.state), len(last))):
@@ -179,12 +215,15 @@ class Training:
         except Exception as error:  # an optimizer that is built otherwise than those of torch
             let_through(error)
             self._session.notes[f"roles are not known: {type(error).__name__}: {error}"] += 1
-        return (self._gradients if optimizer is None else self._states).get(key)
+        return self._gradients if optimizer is None else self._states
 
-    def _roles_of_gradients(self) -> Iterator[tuple[int, _Owned]]:
+    def _known_outside(self, key: int) -> Mapping[int, _Owned | _Kept]:
+        return self._look_outside(key, may_grow=False)
+
+    def _roles_of_gradients(self) -> Iterator[tuple[int, _Owned | _Kept]]:
         for known in list(self._parameters.values()):
             if (gradient := known.gradient()) is not None:
-                yield id(gradient), known._replace(is_gradient=True)
+                yield id(gradient), known.of_gradient()
 
     def _roles_of(self, optimizer: Optimizer) -> Iterator[tuple[int, _Owned | _Kept]]:
         """Yield what an optimizer works on. A parameter of no module has a name if the optimizer was given it."""
@@ -195,7 +234,7 @@ class Training:
                 if known is not None and known.has(parameter):
                     name = known.name
                     if (gradient := known.gradient()) is not None:
-                        yield id(gradient), known._replace(is_gradient=True)
+                        yield id(gradient), known.of_gradient()
                 elif place < len(names):
                     name = str(names[place])
                 else:

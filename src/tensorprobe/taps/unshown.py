@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -30,19 +30,25 @@ class UnshownCalls:
 
     def install(self) -> None:
         """Begin. Nothing is installed where torch shows everything."""
-        if self._patches:
-            return
-        if self._show is not None:
-            self._patches += [_Body(function, name, self._show) for name, function in torch_names.hidden_collectives()]
-            subscripts = () if torch_names.SHOWS_SUBSCRIPTS else ("__getitem__", "__setitem__")
-            self._patches += [_Method(name, self._show) for name in subscripts]
-        if self._hide is not None and not torch_names.MODES_PASS_SUBCLASSES:
-            self._patches.append(_Method("as_subclass", self._hide, of_class=True))
+        if not self._patches:
+            self._patches = list(self._wanted())
+        for patch in self._patches:
+            patch.install()
 
     def remove(self) -> None:
-        """Restore what there was."""
-        while self._patches:
-            self._patches.pop().remove()
+        """Restore what there was. An exception may come at any line: each is listed until all are removed."""
+        for patch in self._patches:
+            patch.remove()
+        self._patches = []
+
+    def _wanted(self) -> Iterator[_Body | _Method]:
+        if self._show is not None:
+            for name, function in torch_names.hidden_collectives():
+                yield _Body(function, name, self._show)
+            for name in () if torch_names.SHOWS_SUBSCRIPTS else ("__getitem__", "__setitem__"):
+                yield _Method(name, self._show)
+        if self._hide is not None and not torch_names.MODES_PASS_SUBCLASSES:
+            yield _Method("as_subclass", self._hide, of_class=True)
 
 
 class _Body:
@@ -53,15 +59,19 @@ class _Body:
         body = FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
         body.__kwdefaults__, body.__module__ = function.__kwdefaults__, torch.distributed.__name__
         self._original = body
-        self._signature = function.__signature__ = inspect.signature(body)  # type: ignore[attr-defined]
+        self._signature = inspect.signature(body)
+
+    def install(self) -> None:
+        function = self._function
+        function.__signature__ = self._signature  # type: ignore[attr-defined]
         function.__kwdefaults__ = {"tensorprobe_call": self._call}
-        function.__code__ = _new_body.__code__.replace(co_name=name)
+        function.__code__ = _new_body.__code__.replace(co_name=self._original.__name__)
 
     def remove(self) -> None:
         function, original = self._function, self._original
         function.__code__ = original.__code__
         function.__kwdefaults__ = original.__kwdefaults__
-        del function.__signature__  # type: ignore[attr-defined]
+        vars(function).pop("__signature__", None)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         """Show a call as torch 2.13 does: by keyword are `src`, `dst` and what has a default."""
@@ -89,7 +99,9 @@ class _Method:
     def __init__(self, name: str, show: Show, of_class: bool = False) -> None:
         self._name, self._show, self._of_class = name, show, of_class
         self._original = getattr(torch.Tensor, name)
-        setattr(torch.Tensor, name, self)
+
+    def install(self) -> None:
+        setattr(torch.Tensor, self._name, self)
 
     def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
         if tensor is not None:

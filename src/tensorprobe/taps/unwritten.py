@@ -151,8 +151,8 @@ class Unwritten:
 
     def _add(self, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         key, tensor = _key(tensor), torch_names.local_part(tensor)
-        if key is None or key in self.blocks or not tensor.numel():
-            return
+        if key is None or key in self.blocks or type(tensor.numel()) is not int or not tensor.numel():
+            return  # a symbolic number has no memory, and to ask whether it is 0 would make it a plain one
         if len(self.blocks) >= self._sweep_at:
             self.blocks = {key: block for key, block in self.blocks.items() if not block.life.expired()}
             self._sweep_at = max(_SWEEP, 2 * len(self.blocks))

@@ -176,7 +176,7 @@ def test_a_slice_is_saved_without_what_it_is_a_slice_of(tmp_path: Path) -> None:
     assert all((Path(row.saved) / "replay.safetensors").stat().st_size < 100_000 for row in watch.failures)
 
 
-def test_something_where_nothing_should_be_is_found_and_an_infinite_error_can_be_read_back(tmp_path: Path) -> None:
+def test_nonzero_values_in_place_of_zeros_fail_and_an_infinite_error_is_read_back(tmp_path: Path) -> None:
     with tensorprobe.online(out=tmp_path, libraries=NAME) as watch:
         torch.ops.tensorprobe_faulty.spoil(torch.zeros(3))
     (row,) = watch.failures

@@ -20,6 +20,7 @@ from tensorprobe.errors import RunExists, SettingsError, TrainingStopped, Unknow
 from tensorprobe.model.overflow import OverflowReport
 from tensorprobe.standard_json import decode, schema
 from tensorprobe.watches.overflow import KeptCall, OverflowWatch, find_overflow
+from tensorprobe.watches.overflow.looker import hold
 from tensorprobe.watches.overflow.ring import read_ring
 from tests import warm
 from tests.watches.overflow.plants import linear, numbers
@@ -95,7 +96,7 @@ def test_the_page_is_written_by_the_last_rank_to_stop(folder: Path, tmp_path: Pa
 def test_the_report_names_everything(folder: Path) -> None:
     result = find_overflow(folder)
     (first,) = result.first_nonfinite
-    assert (first.call, first.kind, first.step, first.module) == ("Tensor.mul.1.forward", "inf", 1, "")
+    assert (first.call, first.kind, first.step, first.module) == ("Tensor.mul.0.forward", "inf", 1, "")
     assert first.frames[0].file == __file__
     assert "(y * 1e20).exp()" in first.frames[0].code
     assert first.outputs[0].count == first.outputs[0].inf == 6
@@ -107,7 +108,7 @@ def test_the_report_names_everything(folder: Path) -> None:
     assert first.spread[0] == "Tensor.exp.0.forward"
     assert (first.verdict, result.exit_code) == ("normal", 1)
     text = str(result)
-    assert text.startswith("FIRST INF in Tensor.mul.1.forward, step 1, rank 0\n")
+    assert text.startswith("FIRST INF in Tensor.mul.0.forward, step 1, rank 0\n")
     assert "beyond the float32 limit of 3.4028e+38: not a device fault" in text
 
 
@@ -115,7 +116,7 @@ def test_the_report_is_json_of_its_schema(folder: Path) -> None:
     text = (folder / "overflow.rank0.json").read_text()
     pytest.importorskip("jsonschema").validate(json.loads(text), schema(OverflowReport, title="tensorprobe overflow"))
     assert decode(text, OverflowReport, what="an overflow report").closed
-    assert json.loads(find_overflow(folder).to_json())["first_nonfinite"][0]["call"] == "Tensor.mul.1.forward"
+    assert json.loads(find_overflow(folder).to_json())["first_nonfinite"][0]["call"] == "Tensor.mul.0.forward"
 
 
 def test_a_report_of_an_older_version_is_read(folder: Path, tmp_path: Path) -> None:
@@ -213,15 +214,42 @@ def test_tensors_beyond_the_budget_are_not_kept() -> None:
     assert "more than is left of keep_bytes" in watch.first_nonfinite[2].reason
 
 
-def test_a_backward_whose_input_is_gone_is_replayed_with_keep() -> None:
-    for keep, verdict in (((), "unknown"), (("Tensor.sqrt.0.forward",), "normal")):
-        model = Bursts("backward")
-        with OverflowWatch(model, keep=keep) as watch:
-            model(numbers(3, 4)).sum().backward()
-        first = watch.first_nonfinite[0]
-        assert (first.call, first.verdict) == ("Tensor.sqrt.0.backward", verdict)
-        assert first.outputs[0].slot == "output.0"
-        assert first.frames[0].function == "forward"
+@pytest.mark.parametrize(
+    ("rows", "keep", "verdict"),
+    [(3, (), "normal"), (30_000, (), "unknown"), (30_000, ("Tensor.sqrt.0.forward",), "normal")],
+)
+def test_a_backward_whose_input_is_gone_is_replayed_if_that_is_small_or_kept(
+    rows: int, keep: tuple[str, ...], verdict: str
+) -> None:
+    model = Bursts("backward")
+    with OverflowWatch(model, keep=keep) as watch:
+        model(numbers(rows, 4)).sum().backward()
+    first = watch.first_nonfinite[0]
+    assert (first.call, first.verdict) == ("Tensor.sqrt.0.backward", verdict)
+    assert first.outputs[0].slot == "output.0"
+    assert first.frames[0].function == "forward"
+    if verdict == "normal":  # the value that caused it
+        (extent,) = first.forward
+        assert (extent.slot, extent.here) == ("input.0", 0.0)
+        assert "forward    input.0 float32" in watch.report
+        assert f", 0 at {first.outputs[0].first[0]}" in watch.report
+
+
+def test_the_factors_that_autograd_saves_are_available_in_backward() -> None:
+    weight = nn.Parameter(torch.full((300, 300), 200.0, dtype=torch.half))
+    with OverflowWatch() as watch:
+        made = torch.full((300, 300), 0.25, dtype=torch.half, requires_grad=True) * 1.0
+        result = made @ weight
+        del made
+        result.backward(torch.full((300, 300), 10.0, dtype=torch.half))
+    first = watch.first_nonfinite[0]
+    assert (first.call, first.verdict) == ("Tensor.matmul.0.backward", "normal")
+    assert [extent.slot for extent in first.forward] == ["input.0", "input.1"]
+
+
+def test_memory_that_autograd_frees_is_not_held() -> None:
+    made, frozen = torch.ones(300, 300, requires_grad=True), torch.ones(300, 300)
+    assert list(hold([("input.0", made), ("input.1", frozen)])) == ["input.1"]  # what a product with a constant keeps
 
 
 def scaled_training(under_scaler: bool) -> OverflowWatch:

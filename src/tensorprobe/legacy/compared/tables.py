@@ -16,7 +16,7 @@ from tensorprobe.legacy.layouts.dump_files import leaves_in, numbers_in
 from tensorprobe.legacy.layouts.msprobe_reader import MsprobeSegment
 from tensorprobe.model import Call, Slot, Stack
 from tensorprobe.model.reason import Skipped
-from tensorprobe.pairing.measure import against
+from tensorprobe.pairing.call_pairs import against
 from tensorprobe.record import Damage, Run
 from tensorprobe.record.run import Segment
 

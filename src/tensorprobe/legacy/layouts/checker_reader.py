@@ -74,7 +74,9 @@ def open_checker_files(forward: Path | None = None, backward: Path | None = None
 
 def _open_set(path: Path, folder: Path, tag: str) -> Run:
     names = {kind: f"{kind}_info_{tag}.json" for kind in ("forward", "backward", "stack")}
-    return _run(path, {kind: CheckerFile(folder, name) for kind, name in names.items() if (folder / name).exists()})
+    return _run(
+        path, {kind: CheckerFile(folder, name) for kind, name in names.items() if os.path.lexists(folder / name)}
+    )
 
 
 def _run(path: Path, files: dict[str, CheckerFile]) -> Run:

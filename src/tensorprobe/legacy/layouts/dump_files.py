@@ -137,7 +137,10 @@ class DumpFiles:
 
     def _write_call(self, target: PtdbgTarget, event: Event, slots: Slots) -> None:
         outputs = [slot.name for slot, _ in slots if slot.name.startswith("output")]
-        single = len([name for name in outputs if not name.startswith("output.changed")]) == 1 and event.returned < 2
+        single = (
+            len([name for name in outputs if not name.startswith("output.changed")]) == 1
+            and len(event.result or ()) < 2
+        )
         held: dict[str, Any] = {slot.name: (slot, stored) for slot, stored in slots}
         order = list(held)
         if target.everything:  # with the numbers, arguments in the order in which they were given

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from tensorprobe.legacy.layouts.dump_files import older_statistics
 from tensorprobe.legacy.layouts.gradients import in_order, is_floating
 from tensorprobe.legacy.layouts.targets import MSPROBE_VALUES, TOOL, MsprobeTarget
 from tensorprobe.model import DTYPES
+from tensorprobe.model.dtypes import EPS, TINY
 from tensorprobe.model.event import Event, SlotEvent
 from tensorprobe.numerics.summary import Moments
 from tensorprobe.ops.names import parse_call_name
@@ -127,14 +129,8 @@ def forward_entry(event: Event, tensors: Tensors, parts: tuple[str, ...]) -> dic
         entry["input_kwargs"] = {key: argument_entry(tree, tensors) for key, tree in (event.kwargs or {}).items()}
         if event.level.is_module:
             entry["parameters"] = _below(tensors, "parameters")
-    if "forward.output" in parts and event.answer is not None:
-        entry["output"] = [{"type": "bool", "value": event.answer}]
-    elif "forward.output" in parts and event.name.startswith("Tensor.__setitem__."):
-        entry["output"] = [None]  # it returns nothing; what it has written is no result to msprobe
-    elif "forward.output" in parts and event.raised is None:
-        output = _side(tensors, "output")
-        lacking = event.returned - len(output) if isinstance(output, list) else 0
-        entry["output"] = output + [None] * lacking if lacking > 0 else output
+    if "forward.output" in parts and event.raised is None:
+        entry["output"] = _side(tensors, "output") if event.result is None else argument_entry(event.result, tensors)
     return entry
 
 
@@ -166,16 +162,16 @@ def gradients_entry(tensors: Tensors) -> dict[str, Any]:
     return {name: [tensor] for name, tensor in _below(tensors, "parameters").items()}
 
 
-def tensor_entry(slot: SlotEvent, moments: Moments | None) -> dict[str, Any]:
-    """Return the fields that every tensor has."""
+def tensor_entry(slot: SlotEvent, moments: Moments | None, *, rounded: bool = True) -> dict[str, Any]:
+    """Return the fields that every tensor has. `rounded`: mean and norm have the precision and range of its dtype."""
     entry: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{slot.dtype}", "shape": list(slot.shape)}
     if moments is not None:
-        entry |= _statistics(moments, slot)
+        entry |= _statistics(moments, slot, rounded=rounded)
     entry["requires_grad"] = slot.grad
     return entry
 
 
-def _statistics(moments: Moments, slot: SlotEvent) -> dict[str, Any]:
+def _statistics(moments: Moments, slot: SlotEvent, *, rounded: bool) -> dict[str, Any]:
     """Over all elements, as msprobe takes them. It gives mean and norm of whole numbers only when there is one number.
 
     Its extremes and mean of complex numbers are of their sizes, which are not known here.
@@ -196,7 +192,27 @@ def _statistics(moments: Moments, slot: SlotEvent) -> dict[str, Any]:
     if kind == "int":
         one = int(greatest) if not slot.shape else None
         return {"Max": int(greatest), "Min": int(least), "Mean": one, "Norm": one if one is None else abs(one)}
+    if rounded and slot.dtype in _ROUNDED:
+        # Sums, and those of squares, are float32 there: the least finite number of an attention mask is beyond them.
+        if abs(mean) * math.prod(slot.shape) >= _BEYOND:
+            mean = math.copysign(math.inf, mean)
+        mean = _round_to(slot.dtype, mean)
+        norm = _round_to(slot.dtype, math.inf if norm >= _BEYOND**0.5 else norm)
     return {"Max": as_number(greatest), "Min": as_number(least), "Mean": as_number(mean), "Norm": as_number(norm)}
+
+
+_BEYOND = 2.0**128
+_ROUNDED = {"float32": _BEYOND, "bfloat16": _BEYOND, "float16": 2.0**16}
+"""Dtypes in which msprobe computes mean and norm → the first power of two that is too large for them."""
+
+
+def _round_to(dtype: str, value: float) -> float:
+    """Return the nearest number that the dtype has."""
+    if not math.isfinite(value):
+        return value
+    unit = max(math.ldexp(EPS[dtype], math.frexp(value)[1] - 1), TINY[dtype] * EPS[dtype])
+    near = round(value / unit) * unit
+    return near if abs(near) < _ROUNDED[dtype] else math.copysign(math.inf, near)
 
 
 def argument_entry(tree: Any, tensors: Tensors) -> Any:
@@ -211,7 +227,8 @@ def argument_entry(tree: Any, tensors: Tensors) -> Any:
         return tensors.get(tree["slot"])
     kind, value = str(tree.get("type")), tree.get("value")
     if kind == "tuple":
-        return [argument_entry(part, tensors) for part in value or ()]
+        entries = [argument_entry(part, tensors) for part in value or ()]
+        return dict(zip(tree["fields"], entries, strict=True)) if "fields" in tree else entries
     if kind == "dict":
         return {key: argument_entry(part, tensors) for key, part in (value or {}).items()}
     if kind in _OF_TORCH:
@@ -223,7 +240,7 @@ def argument_entry(tree: Any, tensors: Tensors) -> Any:
     elif kind == "ellipsis":
         value = "..."
     elif kind == "object":
-        kind, value = str(value), None
+        return None
     return {"type": kind, "value": value}
 
 

@@ -135,7 +135,8 @@ class MsprobeFiles(DumpFiles):
     def _tensor_entry(self, call: str, place: str, slot: SlotEvent, stored: Stored | None) -> dict[str, Any]:
         target = self._layout
         moments = stored.moments if stored is not None else slot.summary
-        entry = tensor_entry(slot, None if moments is None else Moments._make(moments))
+        held = None if moments is None else Moments._make(moments)
+        entry = tensor_entry(slot, held, rounded=target.rounded)
         if stored is None or stored.offset is None:
             return entry
         file = ""

@@ -59,6 +59,8 @@ class MsprobeTarget(msgspec.Struct, frozen=True, tag="msprobe"):
     """Values only of calls with one of these in their names; of all when there are none."""
     digests: bool = False
     """Also what msprobe calls md5: the CRC-32 of the values."""
+    rounded: bool = True
+    """Mean and norm are rounded to the tensor's dtype, as msprobe's are."""
     parents: bool = False
     parts: tuple[str, ...] = MSPROBE_PARTS
     """What of a call is dumped."""

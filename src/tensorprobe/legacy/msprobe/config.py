@@ -44,6 +44,7 @@ class DumpConfig:
     seed: int | None = None
     is_deterministic: bool = False
     extra_info: bool = True
+    precision: str = "low"
     scope: tuple[str, ...] = ()
     list: tuple[str, ...] = ()
     parts: tuple[str, ...] = MSPROBE_PARTS
@@ -282,7 +283,7 @@ _FIELDS: dict[str, Any] = {
     "extra_info": _switch,
     "support_wrap_ops": _path,
     "async_dump": _without_effect,
-    "precision": _without_effect,
+    "precision": _one_of("low", "high"),
     "risk_level": _one_of(*RISK_LEVELS),
     "custom_op_namespaces": _without_effect,
     "dump_enable": lambda key, value: {} if value is True else _refused(key, value or "no"),
@@ -331,6 +332,7 @@ def make_target(config: DumpConfig, folder: Path, *, continued: bool = False) ->
         values=config.file_format if keeps_values else None,  # type: ignore[arg-type]  # checked by read_config
         values_of=config.tensor_list if config.task == "statistics" else (),
         digests=config.summary_mode == "md5",
+        rounded=config.precision == "low",
         parents=config.level != "L1",
         parts=config.parts,
         continued=continued,

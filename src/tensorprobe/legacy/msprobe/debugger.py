@@ -31,7 +31,7 @@ from tensorprobe.model import Coverage
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import CallRules, Needs
 from tensorprobe.taps import Probe, active_probe, seed_all
-from tensorprobe.taps.module_names import class_name, inner_module
+from tensorprobe.taps.module_names import class_name
 from tensorprobe.taps.ranks import find_rank
 from tensorprobe.taps.step_taps import LoaderTap
 
@@ -367,9 +367,10 @@ def _begin_dump(
         only_given=True,
         inner=False,
         regions=True,
+        torch_paths=True,
         listed=config.list if only is None and config.level != "L2" else (),
         only=config.wrapped,
-        excluded=config.excluded | (_own_name(model) if only is None else set()),
+        excluded=config.excluded,
         numbers=numbers or {},
     )
     probe = Probe(
@@ -384,15 +385,6 @@ def _begin_dump(
         **settings,
     )
     return probe.start()
-
-
-def _own_name(model: Any) -> set[str]:
-    """Return the name of a model's own calls, which msprobe does not dump: it dumps the modules in the model."""
-    if not isinstance(model, torch.nn.Module):
-        return set()
-    while (inner := inner_module(model)) is not None:
-        model = inner
-    return {f"Module.{class_name(model)}"}
 
 
 def _needs_bytes(target: MsprobeTarget) -> bool:

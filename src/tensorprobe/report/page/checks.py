@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.model.precheck import Audit, CallCheck, Checked, Precheck
 from tensorprobe.report import audit_text, precheck_text
@@ -19,11 +18,10 @@ from tensorprobe.report.page.data import (
     Item,
     Page,
     Side,
-    Table,
     Tone,
     Verdict,
-    call_table,
-    columns_of,
+    judged,
+    listed,
 )
 from tensorprobe.text import shell
 
@@ -53,6 +51,7 @@ def checks_page(
                 calls.append(_call(check, direction, details))
     failing = next((check for check in kept if _fails(check)), None)
     headline = precheck_text.headline(summary)
+    counts = ("fail", summary.failed), ("skip", summary.skipped), ("pass", summary.passed)
     sentence = audit_text.verdict(summary) if isinstance(summary, Audit) else precheck_text.verdict(summary)
     return Page(
         kind="audit" if audit else "precheck",
@@ -60,10 +59,8 @@ def checks_page(
         title=summary.run if source else "",
         verdict=Verdict(tone=_TONES.get(headline, "quiet"), headline=headline, sentence=sentence, lines=[sentence]),
         first=None if failing is None else _first(failing),
-        counts={name: count for name, count in _counts(summary) if count},
+        counts={status: count for status, count in counts if count},
         total_calls=summary.calls,
-        statuses=list(STATUSES),
-        tones=list(STATUSES.values()),
         sides=_sides(summary, audit),
         commands=_commands(summary, failing, audit) if source else [],
         notes=summary.notes,
@@ -71,8 +68,7 @@ def checks_page(
         items_total=len(summary.reasons) + len(getattr(summary, "losses", [])),
         evidence=list(evidence),
         measure="relative_l2",
-        calls=call_table(calls, list(STATUSES)),
-        rows=Table(count=len(rows), total=len(rows), columns=columns_of(rows, _KINDS)),
+        **listed(calls, rows, statuses=STATUSES, kinds=_KINDS),
         selected=next((at for at, call in enumerate(calls) if call.status == "fail"), -1),
         left_out=f"{len(kept):,} of {len(summary.checks):,} checks are in this file."
         if len(kept) < len(summary.checks)
@@ -134,7 +130,8 @@ def _call(check: CallCheck, direction: str, details: list[Checked]) -> CallRow:
 
 def _first(check: CallCheck) -> First:
     wrong = next((one for one in check.details if one.result == "fail"), None)
-    facts = First(
+    facts = {} if wrong is None else {**judged(wrong), "dtype": wrong.device_dtype.removeprefix("torch.")}
+    return First(
         step=check.step,
         rank=check.rank,
         index=check.line,
@@ -143,24 +140,8 @@ def _first(check: CallCheck) -> First:
         status="fail",
         message=check.message if wrong is None else "",
         source=check.source,
+        **facts,
     )
-    if wrong is None:
-        return facts
-    return msgspec.structs.replace(
-        facts,
-        slot=wrong.slot,
-        dtype=wrong.device_dtype.removeprefix("torch."),
-        shape=str(wrong.shape),
-        figure=FIGURES[wrong.judged_by].words if wrong.judged_by in FIGURES else wrong.judged_by,
-        measured=wrong.measured,
-        allowed=wrong.allowed,
-        max_abs=wrong.max_abs,
-        relative_l2=wrong.relative_l2,
-    )
-
-
-def _counts(summary: Precheck) -> Iterator[tuple[str, int]]:
-    yield from (("fail", summary.failed), ("skip", summary.skipped), ("pass", summary.passed))
 
 
 def _sides(summary: Precheck, audit: bool) -> list[Side]:

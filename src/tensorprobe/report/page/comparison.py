@@ -22,7 +22,6 @@ from tensorprobe.report.page.data import (
     Command,
     First,
     Item,
-    Matrix,
     Page,
     Side,
     Table,
@@ -30,6 +29,7 @@ from tensorprobe.report.page.data import (
     Verdict,
     coded,
     integers,
+    matrix,
     numbers,
 )
 from tensorprobe.report.pattern import pattern_words
@@ -105,7 +105,7 @@ def comparison_page(
         items_total=max(summary.findings_total, len(summary.findings)),
         evidence=list(evidence),
         pattern_words=words,
-        matrix=counted.matrix(),
+        matrix=matrix(counted.worst),
         measure="relative_l2",
         calls=held.calls,
         producers=held.producers,
@@ -223,15 +223,6 @@ class Counted(NamedTuple):
     """Status → number of rows."""
     worst: dict[tuple[int, int], int]
     """(rank, step) → the worst status, as its code."""
-
-    def matrix(self) -> Matrix | None:
-        """Return the matrix of ranks and steps; None where there is only one of each."""
-        ranks = sorted({rank for rank, _ in self.worst})
-        steps = sorted({step for _, step in self.worst})
-        if len(ranks) < 2 and len(steps) < 2:
-            return None
-        cells = [self.worst.get((rank, step), -1) for rank in ranks for step in steps]
-        return Matrix(ranks=ranks, steps=steps, cells=msgspec.to_builtins(integers("cells", cells)))
 
 
 def count_rows(batches: Batches) -> Counted:

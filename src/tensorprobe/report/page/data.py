@@ -13,7 +13,10 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tensorprobe.model.call import Frame
+from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.diff import CallEvidence, Pattern
+from tensorprobe.model.online import OnlineRow
+from tensorprobe.model.precheck import Checked
 from tensorprobe.packing import pack_integers, pack_numbers, pack_words
 from tensorprobe.text import printable
 
@@ -196,7 +199,7 @@ def coded(name: str, codes: Any, dictionary: Sequence[str]) -> Column:
     )
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> list[Column]:
+def _columns_of(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> list[Column]:
     """Return columns from rows; `kinds` says of each column: word, integer, or the form of a number."""
     made = []
     for name, kind in kinds.items():
@@ -206,6 +209,22 @@ def columns_of(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> l
         else:
             made.append(integers(name, values) if kind == "integer" else numbers(name, values, kind))
     return made
+
+
+def matrix(worst: Mapping[tuple[int, int], int]) -> Matrix | None:
+    """Return the matrix of (rank, step) → status; None where there is only one of each."""
+    ranks, steps = sorted({rank for rank, _ in worst}), sorted({step for _, step in worst})
+    if len(ranks) < 2 and len(steps) < 2:
+        return None
+    cells = [worst.get((rank, step), -1) for rank in ranks for step in steps]
+    return Matrix(ranks=ranks, steps=steps, cells=msgspec.to_builtins(integers("cells", cells)))
+
+
+def judged(row: Checked | OnlineRow) -> dict[str, Any]:
+    """Return what `First` holds of a row that was judged."""
+    figure = FIGURES[row.judged_by].words if row.judged_by in FIGURES else row.judged_by
+    held = {name: getattr(row, name) for name in ("slot", "measured", "allowed", "max_abs", "relative_l2")}
+    return {**held, "shape": str(row.shape), "figure": figure}
 
 
 class CallRow(NamedTuple):
@@ -224,7 +243,23 @@ class CallRow(NamedTuple):
     limit: float = math.nan
 
 
-def call_table(calls: Sequence[CallRow], statuses: Sequence[str]) -> Table:
+def listed(
+    calls: Sequence[CallRow],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    statuses: Mapping[str, Tone],
+    kinds: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the fields of a `Page` that is made from a list: its statuses, its calls and its rows."""
+    return {
+        "statuses": list(statuses),
+        "tones": list(statuses.values()),
+        "calls": _call_table(calls, list(statuses)),
+        "rows": Table(count=len(rows), total=len(rows), columns=_columns_of(rows, kinds)),
+    }
+
+
+def _call_table(calls: Sequence[CallRow], statuses: Sequence[str]) -> Table:
     """Return the calls as the page reads them. Nothing is known of who made their inputs."""
     codes = {status: code for code, status in enumerate(statuses)}
     columns = [

@@ -15,15 +15,12 @@ from tensorprobe.report.page.data import (
     MOST_ROWS,
     CallRow,
     Command,
-    Matrix,
     Page,
     Side,
-    Table,
     Tone,
     Verdict,
-    call_table,
-    columns_of,
-    integers,
+    listed,
+    matrix,
 )
 from tensorprobe.text import counted, shell, size
 
@@ -93,8 +90,6 @@ def run_page(overview: RunOverview, calls: Iterable[CallAt], *, full: bool = Fal
         ),
         counts={name: count for name, count in (("not_finite", bad), ("finite", overview.calls - bad)) if count},
         total_calls=overview.calls,
-        statuses=list(STATUSES),
-        tones=list(STATUSES.values()),
         sides=[
             Side(
                 role="run",
@@ -108,12 +103,9 @@ def run_page(overview: RunOverview, calls: Iterable[CallAt], *, full: bool = Fal
         if overview.example and source
         else [],
         notes=[line.strip() for line in text if line.strip()][:40] if source else [],
-        matrix=_matrix(worst),
+        matrix=matrix(worst),
         measure="max",
-        calls=call_table(held, list(STATUSES)),
-        rows=Table(
-            count=len(rows), total=max(len(rows), sum(call.rows for call in held)), columns=columns_of(rows, _KINDS)
-        ),
+        **listed(held, rows, statuses=STATUSES, kinds=_KINDS),
         selected=next((at for at, call in enumerate(held) if call.status == "not_finite"), 0 if held else -1),
         left_out=f"{len(held):,} of {seen:,} calls are in this file." if len(held) < seen else "",
         source=source,
@@ -149,11 +141,3 @@ def _rows(call: Call) -> list[dict[str, object]]:
             }
         )
     return rows
-
-
-def _matrix(worst: dict[tuple[int, int], int]) -> Matrix | None:
-    ranks, steps = sorted({rank for rank, _ in worst}), sorted({step for _, step in worst})
-    if len(ranks) < 2 and len(steps) < 2:
-        return None
-    cells = [worst.get((rank, step), -1) for rank in ranks for step in steps]
-    return Matrix(ranks=ranks, steps=steps, cells=msgspec.to_builtins(integers("cells", cells)))

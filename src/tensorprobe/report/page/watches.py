@@ -7,7 +7,6 @@ import math
 import msgspec
 
 from tensorprobe.model.call import Frame
-from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, OverflowReport
 from tensorprobe.report import overflow_text
@@ -18,11 +17,10 @@ from tensorprobe.report.page.data import (
     Item,
     Page,
     Side,
-    Table,
     Tone,
     Verdict,
-    call_table,
-    columns_of,
+    judged,
+    listed,
 )
 from tensorprobe.text import counted, shell
 from tensorprobe.version import VERSION
@@ -71,8 +69,6 @@ def online_page(result: OnlineResult, *, full: bool = False, source: bool = True
         first=None if first is None else _online_first(first, source),
         counts={name: count for name, count in counts.items() if count},
         total_calls=result.seen,
-        statuses=list(_ONLINE),
-        tones=list(_ONLINE.values()),
         sides=[Side(role="reference", path=result.reference, facts=[result.policy])],
         commands=[Command(key="script", text=f"python {shell(first.saved)}/replay.py")]
         if first is not None and first.saved and source
@@ -91,10 +87,7 @@ def online_page(result: OnlineResult, *, full: bool = False, source: bool = True
         ],
         items_total=len(skipped) + sum(1 for count in result.ops.values() if count.failed),
         measure="relative_l2",
-        calls=call_table(calls, list(_ONLINE)),
-        rows=Table(
-            count=len(held), total=len(held), columns=columns_of([_online_row(row) for row in held], _ONLINE_KINDS)
-        ),
+        **listed(calls, [_online_row(row) for row in held], statuses=_ONLINE, kinds=_ONLINE_KINDS),
         selected=next((at for at, row in enumerate(held) if row is first), -1),
         source=source,
     )
@@ -129,17 +122,11 @@ def _online_first(row: OnlineRow, source: bool) -> First:
         call=row.call,
         module=row.module,
         status="fail",
-        slot=row.slot,
         dtype=row.dtype,
-        shape=str(row.shape),
-        figure=FIGURES[row.judged_by].words if row.judged_by in FIGURES else row.judged_by,
-        measured=row.measured,
-        allowed=row.allowed,
-        max_abs=row.max_abs,
-        relative_l2=row.relative_l2,
         inputs="identical",
         message=row.message,
         source=Frame(row.stack[0], 0, "", "") if row.stack and source else None,
+        **judged(row),
     )
 
 
@@ -176,8 +163,6 @@ def overflow_page(report: OverflowReport, *, full: bool = False, source: bool = 
         first=None if first is None else _overflow_first(first),
         counts={name: count for name, count in {**counts, "finite": max(0, checked)}.items() if count},
         total_calls=report.calls,
-        statuses=list(_OVERFLOW),
-        tones=list(_OVERFLOW.values()),
         sides=[Side(role="run", path=report.source, facts=[f"rank {rank}" for rank in report.ranks[:8]])],
         commands=[Command(key="script", text=f"python {shell(first.script)}")]
         if first is not None and first.script
@@ -193,8 +178,7 @@ def overflow_page(report: OverflowReport, *, full: bool = False, source: bool = 
             for name in found.spread
         ],
         items_total=first.spread_count if first is not None else 0,
-        calls=call_table(calls, list(_OVERFLOW)),
-        rows=Table(count=len(rows), total=len(rows), columns=columns_of(rows, _OVERFLOW_KINDS)),
+        **listed(calls, rows, statuses=_OVERFLOW, kinds=_OVERFLOW_KINDS),
         selected=0 if calls else -1,
         source=source,
     )
@@ -240,7 +224,7 @@ def _overflow_first(found: FirstNonfinite) -> First:
     output = found.outputs[0] if found.outputs else None
     inputs = "; ".join(
         f"{extent.slot} {extent.dtype} {extent.shape} from {extent.min:.3g} to {extent.max:.3g}"
-        for extent in found.inputs
+        for extent in (*found.inputs, *found.forward)
     )
     return First(
         step=found.step,

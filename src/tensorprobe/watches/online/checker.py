@@ -114,9 +114,8 @@ class Checker:
             return None
         precision = self.precision_of(given)
         try:
-            with torch_names.below_autograd(), torch_names.no_autocast():
-                lifted = lift(plan, given, precision, copies=bool(self._workers))
-                chained = None if self._chain is None or plan.draws else self._chain.lift(plan, given)
+            lifted = lift(plan, given, precision, copies=bool(self._workers))
+            chained = None if self._chain is None or plan.draws else self._chain.lift(plan, given)
         except CannotLift as error:
             self._skip(str(error), plan.name)
             return None
@@ -164,11 +163,10 @@ class Checker:
         case = Case(
             func, plan, event.name, event.module, given, lifted, opened.precision, outputs, device == "cpu", device
         )
-        with torch_names.below_autograd(), torch_names.no_autocast():
-            if not self._workers:
-                self._judge(case, opened)
-                return
-            copies = {slot: lift_tensor(tensor, {}, True) for slot, tensor in outputs.items()}
+        if not self._workers:
+            self._judge(case, opened)
+            return
+        copies = {slot: lift_tensor(tensor, {}, True) for slot, tensor in outputs.items()}
         case = case._replace(templates=given.templates(), results=copies)
         opened = opened._replace(given=case.templates)
         nbytes = lifted.nbytes + sum(tensor.nbytes for tensor in copies.values())
@@ -185,6 +183,10 @@ class Checker:
         self._take_back(opened, CannotLift(f"raised {type(error).__name__}"))
 
     def _judge(self, case: Case, opened: _Open) -> None:
+        with torch_names.no_overrides(), torch_names.below_autograd(), torch_names.no_autocast():
+            self._judge_alone(case, opened)
+
+    def _judge_alone(self, case: Case, opened: _Open) -> None:
         stop: TrainingStopped | None = None
         try:
             rows = decide(case, self._measures)

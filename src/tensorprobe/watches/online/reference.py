@@ -1,4 +1,4 @@
-"""Runs an op again on the CPU: below autograd, without autocast, unseen by modes.
+"""Runs an op again on the CPU. The caller works below autograd, without autocast, unseen by modes.
 
 Takes arguments from `lifting` and returns the op's outputs and changed arguments by slot. If the CPU has no kernel for the op,
 torch's decomposition is used, or one of the recurrent cells below, which accelerators compute in one op. If it has none in the
@@ -116,15 +116,14 @@ class NoReference(Exception):
 
 def run(func: Any, plan: OpPlan, given: Arguments) -> Outputs:
     """Return the outputs of the op on the CPU. Raises NoReference with the reason if it fails."""
-    with torch_names.no_overrides(), torch_names.below_autograd(), torch_names.no_autocast():
-        try:
-            result = func(*given.args, **given.kwargs)
-        except NotImplementedError as error:
-            let_through(error)
-            result = _decomposed(func, plan, given, error)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            let_through(error)
-            raise NoReference(said(error)) from None
+    try:
+        result = func(*given.args, **given.kwargs)
+    except NotImplementedError as error:
+        let_through(error)
+        result = _decomposed(func, plan, given, error)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        let_through(error)
+        raise NoReference(said(error)) from None
     return outputs_of(plan, given, result)
 
 

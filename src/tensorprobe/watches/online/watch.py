@@ -14,6 +14,7 @@ from tensorprobe.errors import SettingsError
 from tensorprobe.judge.policy import Policy
 from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.report.forms import render
+from tensorprobe.report.notebook import Text
 from tensorprobe.settings import Names, Numbers, public
 from tensorprobe.taps.probe import Probe, active_probe
 from tensorprobe.taps.ranks import find_rank
@@ -63,7 +64,7 @@ class OnlineWatch:
             raise SettingsError(f"a probe into {str(running.out)!r} is running in this process. Stop it first.")
         rank = find_rank()
         folder = None if self.out is None else make_folder(self.out / f"rank{rank}", self._overwrite)
-        workers = Workers(self._threads, self._budget)
+        workers = self._workers = Workers(self._threads, self._budget)
         try:
             findings = Findings(
                 reference=self.reference,
@@ -82,7 +83,7 @@ class OnlineWatch:
                 **self._checker_settings,  # type: ignore[arg-type]
             )
             findings.ask(checker)
-            probe = Probe(
+            self._probe = Probe(
                 folder or ".",
                 model=self._model,
                 steps_by="optimizer",
@@ -90,12 +91,12 @@ class OnlineWatch:
                 level="aten",
                 **self._probe_settings,
             )
-            probe.start()
-            self._findings, self._probe, self._model, self._workers = findings, probe, None, workers
+            self._probe.start()
+            self._findings, self._model = findings, None
+            return self
         except BaseException:
-            workers.close()
+            self._end()
             raise
-        return self
 
     def step(self) -> None:
         """End a training step."""
@@ -104,18 +105,26 @@ class OnlineWatch:
 
     def stop(self) -> OnlineResult:
         """Stop: judge the remaining calls, remove everything that was installed, write the result and return it."""
-        if self._probe is not None and self._workers is not None:
-            try:
-                self._probe.stop()
-            finally:
-                self._workers.close()
+        self._end()
         return self.result
+
+    def _end(self) -> None:
+        try:
+            if self._probe is not None:
+                self._probe.stop()
+        finally:
+            if self._workers is not None:
+                self._workers.close()
 
     def __enter__(self) -> OnlineWatch:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except BaseException:
+            self._end()
+            raise
 
     @property
     def result(self) -> OnlineResult:
@@ -130,11 +139,11 @@ class OnlineWatch:
         return self.result.failures
 
     @property
-    def report(self) -> str:
-        """The result so far, as text."""
+    def report(self) -> Text:
+        """The result so far, as text; a card in a notebook."""
         result = self.result
         folder = None if self._findings is None else self._findings.folder
-        return render(result, folder=None if folder is None else str(folder))
+        return Text.of(render(result, folder=None if folder is None else str(folder)), result.exit_code)
 
 
 @public

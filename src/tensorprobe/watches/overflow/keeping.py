@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from tensorprobe import torch_names
@@ -20,9 +21,19 @@ from tensorprobe.model.call import Frame
 from tensorprobe.model.overflow import Arrival, Arrived, FirstNonfinite, Kind
 from tensorprobe.replay.layout import copied
 from tensorprobe.taps.looking import LookedCall
+from tensorprobe.taps.module_names import named_tensors
 from tensorprobe.torch_names import quiet
-from tensorprobe.watches.overflow.looker import Before, OverflowLooker, Remembered, bare, key_of, places_of, readable
-from tensorprobe.watches.overflow.rules import Facts, Seen
+from tensorprobe.watches.overflow.looker import (
+    Before,
+    OverflowLooker,
+    Remembered,
+    bare,
+    facts_of,
+    key_of,
+    places_of,
+    readable,
+)
+from tensorprobe.watches.overflow.rules import Facts, Seen, forward_extents
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
 
@@ -142,6 +153,7 @@ class Keeper:
             tensor = (remembered.copies or {}).get(slot)
             if tensor is None:
                 tensor = reference()
+                tensor = (remembered.held or {}).get(slot) if tensor is None else tensor
                 if tensor is not None and torch_names.version_of(tensor) not in (-1, version):
                     kept.lacking = kept.lacking or f"{slot} of its forward has been changed since"
                     continue
@@ -150,6 +162,8 @@ class Keeper:
                 continue
             alive.append((slot, tensor))
         kept.forward_inputs = self._copy(alive, kept)
+        facts = [each for slot, tensor in kept.forward_inputs.items() if (each := facts_of(slot, tensor)) is not None]
+        kept.first = msgspec.structs.replace(first, forward=forward_extents(facts, first.outputs))
         kept.lacking = kept.lacking or _fit_gradients(kept, remembered)
         # A gradient has the dtype and shape of its output. Nothing else shows that autocast was on.
         outputs = [
@@ -268,19 +282,12 @@ class Describer:
     def what(self, facts: Facts, inputs: Tensors) -> str:
         """Return what the tensor is: a parameter, buffer or gradient of the model, else an input or a gradient."""
         tensor = inputs.get(facts.slot)
-        for module in self._models():
-            for name, held in (*module.named_parameters(), *module.named_buffers()):
-                if held is tensor or key_of(held) == facts.key:
-                    return f"{Arrived.PARAMETER if isinstance(held, torch.nn.Parameter) else Arrived.BUFFER} {name}"
-                if held.grad is not None and key_of(held.grad) == facts.key:
-                    return f"{Arrived.GRADIENT} of {name}"
+        for name, held in named_tensors(self._model):
+            if held is tensor or key_of(held) == facts.key:
+                return f"{Arrived.PARAMETER if isinstance(held, torch.nn.Parameter) else Arrived.BUFFER} {name}"
+            if held.grad is not None and key_of(held.grad) == facts.key:
+                return f"{Arrived.GRADIENT} of {name}"
         return Arrived.GRADIENT if torch_names.graph_task() != -1 else Arrived.INPUT
-
-    def _models(self) -> list[torch.nn.Module]:
-        model = self._model
-        several = list(model.values()) if isinstance(model, dict) else model
-        found = several if isinstance(several, (list, tuple)) else [several]
-        return [each for each in found if isinstance(each, torch.nn.Module)]
 
     def _chain(self, inputs: Tensors) -> tuple[list[str], dict[str, str]]:
         """Return the chain of producers of the first input, and the producer of each input."""

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -24,6 +24,7 @@ from tensorprobe.fast import fast
 from tensorprobe.model import Coverage
 from tensorprobe.model.dtypes import DTYPES, DType
 from tensorprobe.model.event import Event
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import CallRules, LookingSink, Needs, Tensors
 from tensorprobe.numerics.device_summary import device_moments, fetch_moments
 from tensorprobe.numerics.native import implementation
@@ -64,6 +65,7 @@ def facts_of(slot: str, tensor: torch.Tensor) -> Facts | None:
         return None
     dtype = FLOATING[found.dtype]
     with quiet():
+        found = once_each(found)
         if found.is_cpu:
             block = one_block(found)
             moments = summarize_address(torch_names.address_of(block) if block.numel() else 0, block.numel(), dtype)
@@ -92,9 +94,27 @@ def readable(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = found
     if tensor.dtype not in FLOATING or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         return None
-    if tensor.is_cpu and tensor.numel() and torch_names.address_of(tensor) == tensor.storage_offset() * tensor.itemsize:
-        return None  # its storage has no memory
+    try:
+        if (
+            tensor.is_cpu
+            and tensor.numel()
+            and torch_names.address_of(tensor) == tensor.storage_offset() * tensor.itemsize
+        ):
+            return None  # its storage has no memory
+    except RuntimeError as error:
+        let_through(error)
+        return None  # inside vmap it has no storage
     return tensor.detach()
+
+
+def once_each(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without the repetitions that `expand` makes, where these are large: they have no memory."""
+    if tensor.nbytes <= _REPEATED_BYTES:
+        return tensor
+    for axis, (step, size) in enumerate(zip(tensor.stride(), tensor.shape, strict=True)):
+        if step == 0 and size > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def one_block(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,7 +133,7 @@ def key_of(tensor: torch.Tensor) -> Hashable:
 def places_of(tensor: torch.Tensor, *, greatest: bool = False) -> tuple[int, list[list[int]]]:
     """Count the non-finite elements (with `greatest`: those at the limit of the dtype), and return the first indices too."""
     with quiet():
-        tensor = bare(tensor)
+        tensor = once_each(bare(tensor))
         values = torch.view_as_real(tensor).abs().amax(-1) if tensor.is_complex() else tensor.detach()
         wide = values.double() if values.dtype.itemsize == 1 else values
         chosen = wide.abs() >= torch.finfo(values.dtype).max if greatest else ~wide.isfinite()
@@ -159,6 +179,7 @@ def _find(package: Any, name: str) -> Any:
     return reduce(getattr, name.split("."), package)
 
 
+_REPEATED_BYTES = 256 << 20
 _COPIED_BEFORE, _COPIED_TENSORS = 1 << 16, 8
 Reference = weakref.ref[torch.Tensor]
 Row = tuple[LookedCall, list[Reference], list[Reference]]
@@ -182,6 +203,8 @@ class Remembered(NamedTuple):
     frame: tuple[str, int, str] | None
     shapes: list[torch.Size]
     copies: dict[str, torch.Tensor] | None
+    held: dict[str, torch.Tensor] | None
+    """Inputs whose memory autograd keeps too, or which are small."""
 
 
 class Before(NamedTuple):
@@ -376,6 +399,7 @@ class OverflowLooker(LookingSink):
         if found is None or not found.numel():
             return 0
         with quiet():
+            found = once_each(found)
             if found.is_cpu:
                 block = found if is_dense(found.shape, found.stride()) else one_block(found)
                 return int(implementation().peak(torch_names.address_of(block), block.numel(), code))
@@ -398,6 +422,9 @@ class OverflowLooker(LookingSink):
             user_frame(sys._getframe(4)),
             [torch_names.shape_of(output) for output in outputs],
             self._copies(call, tensors) if self._keep else None,
+            hold(tensors)
+            if _may_overflow_in_backward(call.plan.name) and not torch_names.innermost_transform()
+            else None,
         )
         return references
 
@@ -418,6 +445,26 @@ class OverflowLooker(LookingSink):
             if any(made is wanted for made in self.rows[place][1]):
                 return place
         return None
+
+
+@cache
+def _may_overflow_in_backward(op: str) -> bool:
+    return has(op, Trait.MULTIPLIES | Trait.DIVIDES | Trait.EXPONENTIAL)
+
+
+def hold(tensors: list[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return aliases of the inputs that autograd keeps for the backward (the other factor has a gradient), and of small ones.
+
+    The program's own objects may be gone when the backward runs. Memory that autograd would free is not held.
+    """
+    learned = [torch_names.requires_grad_of(tensor) for _, tensor in tensors]
+    with quiet():
+        return {
+            slot: tensor.detach().requires_grad_(learned[place])
+            for place, (slot, tensor) in enumerate(tensors)
+            if type(tensor) in _PLAIN
+            and (any(learned[:place] + learned[place + 1 :]) or tensor.nbytes <= _COPIED_BEFORE)
+        }
 
 
 def _quick_look(alarms: dict[torch.dtype, Alarms]) -> Callable[[Sequence[Any]], float | None]:

@@ -29,7 +29,7 @@ from tensorprobe.settings import Names, Numbers
 from tensorprobe.version import VERSION
 from tensorprobe.watches.overflow.ledger import Finding, Ledger
 from tensorprobe.watches.overflow.result import SCHEMA_VERSION, OverflowResult, merge_findings, merge_watches
-from tensorprobe.watches.overflow.rules import Facts, Seen
+from tensorprobe.watches.overflow.rules import Facts, Seen, forward_extents
 from tensorprobe.watches.overflow.settings import OverflowSettings
 
 _RING = 16
@@ -232,7 +232,16 @@ class _Rank:
         """Return whether a tensor that requires a gradient was made by no call, or changed in place by this one."""
         return key not in self._makers if slot.side == "input" else slot.call.op.endswith("_")
 
+    def _forward_of(self, call: StoredCall) -> list[Facts]:
+        """Return the facts of the inputs of a backward's forward, if that was recorded."""
+        run, name = self._search._run, forward_name(call.name)
+        if not name or name not in run.names(self._step, self._rank, on_damage="skip"):
+            return []
+        inputs = run.call(name, self._step, self._rank).inputs
+        return [facts for slot in inputs if (facts := self._facts(slot)) is not None]
+
     def _first(self, call: StoredCall, seen: Seen, kind: Kind) -> FirstNonfinite:
+        outputs = [_output(facts) for facts in seen.outputs if not facts.clean]
         makers = {facts.slot: self._makers[facts.key] for facts in seen.inputs if facts.key in self._makers}
         return FirstNonfinite(
             number=0,
@@ -246,8 +255,9 @@ class _Rank:
             index=call.index,
             repeat=call.repeat,
             epoch=self._epoch,
-            outputs=[_output(facts) for facts in seen.outputs if not facts.clean],
+            outputs=outputs,
             inputs=[facts.extent(makers.get(facts.slot)) for facts in seen.inputs],
+            forward=forward_extents(self._forward_of(call), outputs),
             frames=self._frames(call),
             chain=list(dict.fromkeys(makers.values())),
             before=self._last,

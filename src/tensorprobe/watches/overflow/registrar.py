@@ -241,7 +241,8 @@ class Registrar:
 
         def make_first(kind: Kind) -> Finding:
             first = self.describer.describe_first(at, seen, kind, tensors, dict(outputs), frames)
-            return Finding(first, kept=keep(first))
+            kept = keep(first)
+            return Finding(kept.first, kept=kept)
 
         def make_arrival(facts: Facts) -> Finding:
             bare = Arrived.MEMORY if self.ledger.is_bare(facts.key) else ""

@@ -6,13 +6,12 @@ Each call is a row of fixed size in a memory-mapped file, so a killed process lo
 
 from __future__ import annotations
 
-import mmap
 import struct
 from pathlib import Path
-from typing import Any
 
 from tensorprobe.errors import FileRefused
 from tensorprobe.files import read_file
+from tensorprobe.record.ring import Mapping
 
 _ROW = struct.Struct("<QdIIIII4x")
 """Sequence number, greatest magnitude, step, number of the call, of its op's name, of its module's path, backward."""
@@ -26,14 +25,17 @@ class RingFile:
     def __init__(self, path: Path | None, rows: int) -> None:
         self._rows = rows
         empty = _HEAD.pack(_MAGIC, rows) + bytes(_ROW.size * rows)
-        self._texts: Any = None
-        if path is None:
-            self._map: Any = bytearray(empty)
-        else:
+        self._names: Path | None = None
+        """Opened for each name: a program may close a descriptor of ours, and get its number for a file of its own."""
+        self._shared: Mapping | None = None
+        self._map: bytearray | memoryview = bytearray(empty)
+        if path is not None:
             path.write_bytes(empty)
             with path.open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), 0)
-            self._texts = path.with_name(f"{path.name}.names").open("w", encoding="utf-8", buffering=1)
+                self._shared = Mapping(file.fileno(), len(empty))
+            self._map = self._shared.bytes
+            self._names = path.with_name(f"{path.name}.names")
+            self._names.write_bytes(b"")
         self._numbers: dict[str, int] = {}
         self._sequence = 0
 
@@ -58,23 +60,24 @@ class RingFile:
         return _lines(bytes(self._map), list(self._numbers))
 
     def close(self) -> None:
-        """Close the files, and leave them on disk."""
-        if self._texts is not None:
-            self._map.close()
-            self._texts.close()
+        """Leave the files on disk."""
+        shared, self._shared, self._map = self._shared, None, bytearray(bytes(self._map))
+        if shared is not None:
+            shared.close()
 
     def _name(self, text: str) -> int:
         """Return the number of a name, which is on disk before any row uses it."""
         number = self._numbers[text] = len(self._numbers)
-        if self._texts is not None:
-            self._texts.write(text.replace("\n", " ") + "\n")
+        if self._names is not None:
+            with self._names.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text.replace("\n", " ") + "\n")
         return number
 
 
 def read_ring(path: Path) -> list[str]:
     """Return the last calls from the files that a process left; an empty list if they are missing or damaged."""
     try:
-        raw, names = read_file(path), read_file(path.with_name(f"{path.name}.names")).decode("utf-8").splitlines()
+        raw, names = read_file(path), read_file(path.with_name(f"{path.name}.names")).decode("utf-8").split("\n")
     except (OSError, FileRefused, UnicodeDecodeError):
         return []
     return _lines(raw, names)

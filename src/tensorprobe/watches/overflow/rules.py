@@ -27,6 +27,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.overflow import BadOutput, Extent
 from tensorprobe.numerics.summary import Moments, greatest_finite
@@ -88,6 +90,18 @@ class Facts(NamedTuple):
             elements=math.prod(self.shape),
             first=first or [],
         )
+
+
+def forward_extents(inputs: Iterable[Facts], bad: Iterable[BadOutput]) -> list[Extent]:
+    """Return the inputs of a forward call for the report on its backward, with their values at the first bad place."""
+    first = next((output for output in bad if output.first), None)
+    found = []
+    for facts in inputs:
+        here = None
+        if first is not None and facts.values is not None and list(facts.shape) == first.shape:
+            here = float(facts.values()[tuple(first.first[0])])
+        found.append(msgspec.structs.replace(facts.extent(), here=here))
+    return found
 
 
 Standing = Literal["intended", "doubtful", "bad"]

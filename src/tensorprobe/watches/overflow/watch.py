@@ -18,6 +18,7 @@ from tensorprobe.model import Coverage
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.model.sink import CallRules
+from tensorprobe.report.notebook import Text
 from tensorprobe.taps.probe import Probe
 from tensorprobe.taps.ranks import find_rank, find_world_size
 from tensorprobe.version import VERSION
@@ -99,18 +100,19 @@ class OverflowWatch:
         """Start watching. Raises RunExists if the folder holds findings of another watch, SettingsError if a probe is running."""
         if self._probe.running:
             return self
-        self._ring = RingFile(
-            None if self.out is None else _prepare(self.out, self.rank, self._overwrite), self._ring_rows
-        )
-        self._looker.restart(self._ring, self._ring_rows)
-        self._registrar.describer = Describer(self._looker, self.rank, self._model, self._ring.lines)
+        folder = None if self.out is None else _prepare(self.out, self.rank, self._overwrite)
         try:
+            self._ring = RingFile(folder, self._ring_rows)
+            self._looker.restart(self._ring, self._ring_rows)
+            self._registrar.describer = Describer(self._looker, self.rank, self._model, self._ring.lines)
             self._probe.start()
+            self._write()
+            return self
         except BaseException:
-            self._ring.close()
+            self._probe.stop()
+            if self._ring is not None:
+                self._ring.close()
             raise
-        self._write()
-        return self
 
     def stop(self) -> OverflowResult:
         """Stop watching, remove everything that was installed, and return the result."""
@@ -149,7 +151,11 @@ class OverflowWatch:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except BaseException:
+            self._probe.stop()
+            raise
 
     @property
     def first_nonfinite(self) -> list[FirstNonfinite]:
@@ -175,9 +181,10 @@ class OverflowWatch:
         return OverflowResult(self._described())
 
     @property
-    def report(self) -> str:
-        """The result so far, as text."""
-        return str(self.result)
+    def report(self) -> Text:
+        """The result so far, as text; a card in a notebook."""
+        result = self.result
+        return Text.of(str(result), result.exit_code)
 
     def _described(self) -> OverflowReport:
         first_nonfinite, arrivals = self.first_nonfinite, self.arrivals

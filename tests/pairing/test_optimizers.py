@@ -1,0 +1,32 @@
+"""Optimizers that are written with different calls."""
+
+from __future__ import annotations
+
+from tensorprobe.model import Call, Slot
+from tensorprobe.pairing.optimizers import PHASE, pair_optimizers
+
+NAME = "Optimizer.step.0.forward"
+
+
+def update(op: str, *roles: str) -> Call:
+    """A call in the step of an optimizer that changes these tensors."""
+    slots = [
+        Slot(name=f"{side}.0.{at}", dtype="float32", shape=(2,), role=role, digest=f"{side} {role}")
+        for at, role in enumerate(roles)
+        for side in ("input", "output")
+    ]
+    return Call(name=f"{op}.0.forward", phase=PHASE, slots=tuple(slots))
+
+
+def test_an_update_of_all_parameters_at_once_meets_updates_of_each() -> None:
+    baseline = [update("Torch._foreach_add_", "parameter a", "parameter b")]
+    candidate = [update("Tensor.add_", "parameter a"), update("Tensor.add_", "parameter b")]
+    region = pair_optimizers((baseline, candidate), [], ([0], [0, 1]), NAME)
+    assert region is not None and len(region.parts) == 2 and region.members == ([0], [0, 1])
+
+
+def test_a_call_that_also_updates_what_only_one_side_has_makes_no_region() -> None:
+    baseline = [update("Torch._foreach_add_", "parameter a", "parameter b")]
+    candidate = [update("Tensor.add_", "parameter a")]
+    assert pair_optimizers((baseline, candidate), [], ([0], [0]), NAME) is None
+    assert pair_optimizers((candidate, baseline), [], ([0], [0]), NAME) is None
