@@ -210,7 +210,7 @@ def test_every_setting_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     tables = load_generator().TABLES
     assert list(tables) == ["capture", "compare", "audit", "precheck", "online", "overflow"]
-    for about, table, _ in tables.values():
+    for about, table in tables.values():
         section = text.partition(f"## Settings of {about}\n")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(table.declared())
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")

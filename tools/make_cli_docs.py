@@ -34,33 +34,30 @@ HEAD = """\
 
 | exit code | meaning |
 |---|---|
-| 0 | done; `compare`, `merge`: the runs agree |
-| 1 | `compare`, `merge`: the runs diverge; `inspect --verify` found damage |
-| 2 | the input is wrong: no such run, no such call, a bad setting, runs with nothing to compare; `doctor`: capture cannot work here |
+| 0 | done; the runs agree; nothing was found |
+| 1 | the runs diverge; a check failed; there is a NaN or inf; `inspect --verify` found damage |
+| 2 | no answer: no such run or call, a bad setting, nothing to compare, nothing recorded; `doctor`: capture cannot work here |
 | 3 | a bug of tensorprobe; please report it |
 
-`tensorprobe capture` ends with the exit code of the command it ran, with 128 + the number of the signal that ended
-that command, or with 2 when nothing was recorded.
+`capture`, `online` and `overflow` around a command that fails end with the exit code of that command. If a signal ended
+it, that is 128 + the number of the signal.
 """
 
-TABLES: dict[str, tuple[str, type[Settings], str]] = {
-    "capture": ("a capture", CaptureSettings, "The same settings are keywords of `tensorprobe.capture(...)`."),
-    "compare": ("a comparison", CompareSettings, "The same settings are keywords of `tensorprobe.compare(...)`."),
-    "audit": ("an audit", AuditSettings, "The same settings are keywords of `tensorprobe.audit(...)`."),
-    "precheck": ("a precheck", PrecheckSettings, "The same settings are keywords of `tensorprobe.precheck(...)`."),
-    "online": (
-        "an online compare",
-        OnlineSettings,
-        "Keywords of `tensorprobe.online(...)`. There is no command for it.",
-    ),
-    "overflow": ("an overflow search", OverflowSettings, "Keywords of `tensorprobe.overflow(...)`."),
+TABLES: dict[str, tuple[str, type[Settings]]] = {
+    "capture": ("a capture", CaptureSettings),
+    "compare": ("a comparison", CompareSettings),
+    "audit": ("an audit", AuditSettings),
+    "precheck": ("a precheck", PrecheckSettings),
+    "online": ("an online compare", OnlineSettings),
+    "overflow": ("an overflow search", OverflowSettings),
 }
-"""Command → what its table of settings is about, the table, and a sentence about it."""
+"""Command → what its table of settings is about, and the table."""
 
 SETTINGS_HEAD = """\
 ## Settings of {about}
 
-{sentence} Sizes can be written as `512M` or `2G`. An unknown keyword is an error that names the nearest known one.
+The same settings are keywords of `tensorprobe.{command}(...)`. Sizes can be written as
+`512M` or `2G`. An unknown keyword is an error that names the nearest known one.
 
 | setting | default | meaning | option |
 |---|---|---|---|
@@ -160,7 +157,7 @@ def _cell(text: str | None) -> str:
 
 
 def _settings(command: str) -> str:
-    about, table, sentence = TABLES[command]
+    about, table = TABLES[command]
     function = dict(list_commands()).get(command)
     by_help = {
         info.help: _flags(parameter, info, annotation)
@@ -171,7 +168,7 @@ def _settings(command: str) -> str:
         flags = by_help.get(declared.help)
         option = " ".join(f"`{flag}`" for flag in flags) if flags else "none: Python only"
         lines.append(f"| `{name}` | {_setting_default(declared.default)} | {_cell(declared.help)} | {option} |")
-    return SETTINGS_HEAD.format(about=about, sentence=sentence) + "\n".join(lines) + "\n"
+    return SETTINGS_HEAD.format(about=about, command=command) + "\n".join(lines) + "\n"
 
 
 def _setting_default(value: Any) -> str:

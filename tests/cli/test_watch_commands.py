@@ -47,6 +47,30 @@ def test_online_watches_a_command(tmp_path: Path, script: Path) -> None:
     assert "agree with the reference" in done.stdout
 
 
+@pytest.mark.parametrize("kind", ["overflow", "online"])
+def test_a_folder_with_results_is_refused_before_the_command_runs(tmp_path: Path, kind: str) -> None:
+    old = tmp_path / "found" / {"overflow": "overflow.rank0.json", "online": "rank0/online.json"}[kind]
+    old.parent.mkdir(parents=True)
+    old.touch()
+    done = run_tool([kind, "-o", "found", "--", "touch", "ran"], tmp_path, code=2)
+    assert "holds the results of another watch" in done.stderr and "--overwrite" in done.stderr
+    assert not (tmp_path / "ran").exists()
+    done = run_tool([kind, "-o", "found", "--overwrite", "--", "touch", "ran"], tmp_path, code=2)
+    assert "was not watched" in done.stderr and not old.exists()
+
+
+def test_without_a_folder_the_next_free_one_is_used(tmp_path: Path, script: Path) -> None:
+    (tmp_path / "tensorprobe-overflow").mkdir()
+    done = run_tool(["overflow", "--", sys.executable, script], tmp_path)
+    assert "FINITE" in done.stdout
+    assert run_tool(["overflow", "--", "tensorprobe-overflow-2"], tmp_path).stdout == done.stdout
+
+
+def test_a_script_that_is_given_as_a_command_is_explained(tmp_path: Path, script: Path) -> None:
+    done = run_tool(["capture", "-o", "run", "--", script.name], tmp_path, code=2)
+    assert "To run a script: python train.py" in done.stderr
+
+
 def test_a_command_without_modules_is_reported(tmp_path: Path) -> None:
     for command in ("overflow", "online"):
         done = run_tool([command, "-o", "found", "--", sys.executable, "-c", "import torch"], tmp_path, code=2)

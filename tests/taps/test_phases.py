@@ -94,3 +94,12 @@ def test_inspect_shows_phases_and_selects_them(tmp_path: Path) -> None:
     assert "phase       train, micro-batch 0" in shown
     refused = run_tool(["inspect", "run", "--phase", "evaluation"], tmp_path, code=2)
     assert "expected train, eval, generate or optimizer" in refused.stderr
+
+
+def test_a_step_does_not_begin_in_the_evaluation_before_it(tmp_path: Path) -> None:
+    model = Tiny().eval()
+    with tensorprobe.capture(tmp_path / "run", model=model) as probe, torch.no_grad():
+        model(torch.ones(2, 4))
+        probe.step()
+        torch.tanh(torch.ones(3))  # as the next batch is loaded
+    assert [call.phase for call in tensorprobe.open_run(tmp_path / "run").calls(1, op="tanh")] == [""]

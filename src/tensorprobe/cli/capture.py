@@ -182,16 +182,10 @@ def _report(out: Path, command: list[str], code: int, begin: str) -> bool:
             why = "If it failed before its first call of a torch module, its own output says why."
             typer.echo(message(f"{failed}  {why}"), err=True)
             return False
+        needed = "torch" if begin == "start" else "a torch module (--from start also records calls outside of modules)"
         raise CommandFailed(
-            failed
-            + "  None of its Python processes called "
-            + (
-                "torch.\n"
-                if begin == "start"
-                else "a torch module. --from start also records calls outside of modules.\n"
-            )
-            + "  An isolated Python (-I, -E, -S) cannot be captured from outside; in such a script use:\n"
-            "  with tensorprobe.capture(...)."
+            f"{failed}  Either its output above says why, or none of its Python processes called {needed}.\n"
+            "  An isolated Python (-I, -E, -S) cannot be captured from outside. In such a script use tensorprobe.capture(...)."
         )
     note_exit_code(places[-1], code)
     for place in places:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
-from typing import IO
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
 
-from tensorprobe.errors import CommandFailed, SettingsError
+import typer
+
+from tensorprobe.errors import CommandFailed, RunExists, SettingsError
 from tensorprobe.inject import environment
 from tensorprobe.text import shell
 
@@ -32,10 +39,50 @@ def run_command(command: list[str], hooks: Mapping[str, str], log: IO[bytes] | N
     try:
         process = subprocess.Popen(command, env=environment(hooks, os.environ), stdout=log, stderr=log)
     except OSError as error:
-        raise CommandFailed(f"cannot start {command[0]!r}: {error.strerror}.") from None
+        advice = f"\n  To run a script: python {shell(command[0])}" if command[0].endswith(".py") else ""
+        raise CommandFailed(f"cannot start {command[0]!r}: {error.strerror}.{advice}") from None
     while True:
         try:
             code = process.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
             continue  # the command got it too; it decides when to end
+
+
+_RESULTS = {"online": "rank*/online.json", "overflow": "overflow.rank*.json"}
+
+
+def is_command(words: list[str]) -> bool:
+    """Return whether words behind -- are a command, and not the path of a run."""
+    return "--" in sys.argv[1:] and (len(words) > 1 or shutil.which(words[0]) is not None)
+
+
+def watch_command(kind: str, command: list[str], out: Path | None, settings: dict[str, Any]) -> tuple[int, Path]:
+    """Run a command under a watch; return its exit code and the folder of the results: `out`, or one that is made here.
+
+    Raise RunExists before the command runs when the folder holds results, CommandFailed when nothing was watched.
+    """
+    from tensorprobe.inject.watch import HOOK
+    from tensorprobe.record.run_folder import check_writable
+
+    demand_dashes(command, sys.argv[1:])
+    if out is None:
+        names = (f"tensorprobe-{kind}{f'-{number}' if number > 1 else ''}" for number in count(1))
+        out = next(folder for name in names if not (folder := Path(name)).exists())
+    if (old := list(out.glob(_RESULTS[kind]))) and not settings["overwrite"]:
+        raise RunExists(
+            f"{str(out)!r} holds the results of another watch. The command was not run.\n"
+            "  Choose another folder, or pass --overwrite to replace them."
+        )
+    check_writable(out.absolute())
+    for path in old:
+        path.unlink()
+    orders = {"kind": kind, "settings": {"out": str(out.absolute()), **settings}}
+    code = run_command(command, {HOOK: json.dumps(orders)})
+    if any(out.glob(_RESULTS[kind])):
+        return code, out
+    if code:
+        raise typer.Exit(code)
+    raise CommandFailed(
+        f"{command[0]!r} ended and was not watched: no Python process of it called a torch module, or its output above says why."
+    )

@@ -28,7 +28,7 @@ COMMANDS = {
     "audit": "Check what was recorded of each call of one run.",
     "precheck": "Run each call of a run on its own and check the result.",
     "online": "Compare every ATen call of a command with the same call on the CPU, while it runs.",
-    "overflow": "Find the call that makes the first NaN or inf: in a run, or in a command while it runs (`-o FOLDER -- COMMAND`).",
+    "overflow": "Find the call that makes the first NaN or inf: in a run, or in a command while it runs (`-- COMMAND`).",
     "inspect": "Show what a run, a call or a result holds.",
     "export": "Write tensors as .npy or .safetensors files.",
     "sim": "Run a command with a simulated device.",

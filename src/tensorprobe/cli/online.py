@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from tensorprobe.cli.command import demand_dashes, run_command
+from tensorprobe.cli.command import watch_command
 from tensorprobe.cli.options import JSON, LIMIT, OUT, option
 from tensorprobe.watches.online.settings import OnlineSettings
 
@@ -23,7 +21,7 @@ def online(
     command: list[str] = typer.Argument(
         metavar="COMMAND...", help="The command to run, after --, e.g. -- python train.py"
     ),
-    out: Path = typer.Option(..., *OUT, metavar="FOLDER", help="Folder for the report and the failing calls."),
+    out: Path | None = option(OnlineSettings, "out", *OUT, metavar="FOLDER"),
     reference: str = option(OnlineSettings, "reference"),
     policy: str = option(OnlineSettings, "policy", metavar="NAME|FILE"),
     chain: bool = option(OnlineSettings, "chain", "--chain"),
@@ -41,30 +39,19 @@ def online(
     """Compare every ATen call of a command with the same call on the CPU, while it runs.
 
     The script is not edited. Watching begins when it calls the first module. Exit code 0: all calls agree. 1: a call fails.
-    2: nothing was compared. If the command fails, its exit code is returned.
+    2: nothing was compared. If the command fails, its exit code is returned. Without -o, the results are in the first free one of
+    tensorprobe-online, tensorprobe-online-2, …
     """
     from tensorprobe.cli.results import open_result
-    from tensorprobe.errors import CommandFailed
-    from tensorprobe.inject.watch import HOOK
-    from tensorprobe.record.run_folder import check_writable
     from tensorprobe.report.forms import render
 
-    demand_dashes(command, sys.argv[1:])
     settings: dict[str, Any] = {
-        "out": str(out.absolute()), "reference": reference, "policy": policy, "chain": chain, "every": every,
-        "once_per_kind": once_per_kind, "ops": op, "modules": module, "steps": steps, "libraries": library,
-        "workers": workers, "overwrite": overwrite,
+        "reference": reference, "policy": policy, "chain": chain, "every": every, "once_per_kind": once_per_kind, "ops": op,
+        "modules": module, "steps": steps, "libraries": library, "workers": workers, "overwrite": overwrite,
     }  # fmt: skip
-    OnlineSettings.of(**settings)
-    check_writable(out.absolute())
-    code = run_command(command, {HOOK: json.dumps({"kind": "online", "settings": settings})})
-    places = sorted(found.parent for found in out.glob("rank*/online.json"))
-    if not places:
-        if code:
-            raise typer.Exit(code)
-        raise CommandFailed(
-            f"{command[0]!r} ended and no call of it was compared: no Python process called a torch module."
-        )
+    OnlineSettings.of(on_fail="report", **settings)
+    code, folder = watch_command("online", command, out, settings)
+    places = sorted(found.parent for found in folder.glob("rank*/online.json"))
     found = [open_result(place) for place in places]
     for place, result in zip(places, found, strict=True):
         extra = {} if as_json else {"folder": str(place)}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from tensorprobe.cli.command import demand_dashes, run_command
+from tensorprobe.cli.command import is_command, watch_command
 from tensorprobe.cli.options import JSON, LIMIT, OUT, format_option, option, progress, read_forms, show
-from tensorprobe.errors import CommandFailed, SettingsError
+from tensorprobe.errors import SettingsError
 from tensorprobe.model.overflow import OverflowReport
 from tensorprobe.watches.overflow.settings import OverflowSettings
 
@@ -26,7 +23,7 @@ def overflow(
         metavar="RUN|COMMAND...",
         help="The folder of a run, a dump of another tool, or the folder of an overflow watch; or, after --, a command to watch.",
     ),
-    out: Path | None = typer.Option(None, *OUT, metavar="FOLDER", help="Watch a command; folder for the findings."),
+    out: Path | None = option(OverflowSettings, "out", *OUT, metavar="FOLDER"),
     overwrite: bool = option(OverflowSettings, "overwrite", "--overwrite"),
     steps: str | None = option(OverflowSettings, "steps"),
     ranks: str | None = option(OverflowSettings, "ranks"),
@@ -38,15 +35,16 @@ def overflow(
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:
-    """Find the call that makes the first NaN or inf: in a run, or in a command while it runs (`-o FOLDER -- COMMAND`).
+    """Find the call that makes the first NaN or inf: in a run, or in a command while it runs (`-- COMMAND`).
 
     All ranks are searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: there is one.
-    2: nothing could be checked. If a watched command fails, its exit code is returned.
+    2: nothing could be checked. If a watched command fails, its exit code is returned. Without -o, what a watch finds is in the
+    first free one of tensorprobe-overflow, tensorprobe-overflow-2, …
     """
     from tensorprobe.watches.overflow.recorded import find_overflow
 
     forms = read_forms(form, as_json, OverflowReport)
-    if out is not None:
+    if out is not None or is_command(run):
         settings = {
             "steps": steps,
             "ranks": ranks,
@@ -55,33 +53,16 @@ def overflow(
             "replay": replay,
             "overwrite": overwrite,
         }
-        code = _watch(run, out, settings)
-        show(find_overflow(str(out)), forms, limit, code=code)
+        settings = {key: value for key, value in settings.items() if value is not None}
+        OverflowSettings.of(**settings)
+        code, folder = watch_command("overflow", run, out, settings)
+        show(find_overflow(str(folder)), forms, limit, code=code)
     if len(run) > 1:
         raise SettingsError(
-            f"{len(run)} arguments; expected one RUN. To watch a command: tensorprobe overflow -o FOLDER -- COMMAND"
+            f"{len(run)} arguments; expected one RUN. To watch a command: tensorprobe overflow -- COMMAND"
         )
     with progress("searching"):
         result = find_overflow(
             run[0], steps=steps, ranks=ranks, allow=allow, near=near, replay=replay, max_replay_bytes=max_replay_bytes
         )
     show(result, forms, limit)
-
-
-def _watch(command: list[str], out: Path, settings: dict[str, Any]) -> int:
-    """Run the command under the watch; return its exit code. CommandFailed when nothing was watched."""
-    from tensorprobe.inject.watch import HOOK
-    from tensorprobe.record.run_folder import check_writable
-
-    demand_dashes(command, sys.argv[1:])
-    settings = {key: value for key, value in settings.items() if value is not None}
-    OverflowSettings.of(**settings)
-    check_writable(out.absolute())
-    known = {path: path.stat().st_mtime_ns for path in out.glob("overflow.rank*.json")}
-    payload = {"kind": "overflow", "settings": {"out": str(out.absolute()), **settings}}
-    code = run_command(command, {HOOK: json.dumps(payload)})
-    if not any(known.get(path) != path.stat().st_mtime_ns for path in out.glob("overflow.rank*.json")):
-        if code:
-            raise typer.Exit(code)
-        raise CommandFailed(f"{command[0]!r} ended and was not watched: no Python process of it called a torch module.")
-    return code

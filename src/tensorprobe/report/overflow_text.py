@@ -199,7 +199,8 @@ def _near(near: Iterable[NearLimit], limit: int) -> list[str]:
 
 
 def _counts(report: OverflowReport, limit: int) -> list[str]:
-    lines = ["", f"{counted(report.calls, 'call')} checked on rank {', '.join(map(str, report.ranks))}"]
+    ranks = f"{'rank' if len(report.ranks) == 1 else 'ranks'} {', '.join(map(str, report.ranks))}"
+    lines = ["", f"{counted(report.calls, 'call')} checked on {ranks}"]
     if report.intended:
         ops = ", ".join(f"{plain(op)} {count:,}" for op, count in list(report.intended.items())[:limit])
         lines.append(f"intentional, not reported: {ops}")

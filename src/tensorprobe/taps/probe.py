@@ -147,6 +147,7 @@ class Probe:
         """End the current training step."""
         if self._session is not None and not self._session.forked and not self._steps.take_over():
             self._next_step()
+            self._session.state.phase = ""  # else the next batch would be loaded in the evaluation before it
 
     def begin_microbatch(self) -> None:
         """Count a micro-batch of this step: for trainers that call parts of the model, not the model itself."""

@@ -263,7 +263,7 @@ def make_folder(folder: Path, overwrite: bool) -> Path:
     """Make the folder for the results of one process. Raises RunExists if it holds something."""
     if folder.exists() and any(folder.iterdir()):
         if not overwrite:
-            raise RunExists(f"'{folder}' already holds results. Choose another folder, or set overwrite=True.")
+            raise RunExists(f"'{folder}' already holds results. Pass another folder, or overwrite=True (--overwrite).")
         if not (folder / "failures.jsonl").exists():
             raise RunExists(f"'{folder}' holds other files than those of an online compare, so it is not replaced.")
         shutil.rmtree(folder)

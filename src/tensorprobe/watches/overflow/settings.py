@@ -16,7 +16,7 @@ SEARCH = ("steps", "ranks", "allow", "near", "replay", "max_replay_bytes")
 class OverflowSettings(Settings):
     """Every setting besides the model or the run."""
 
-    out: str | os.PathLike[str] | None = setting(None, "Folder for the findings, as they happen.")
+    out: str | os.PathLike[str] | None = setting(None, "Folder for what a watch finds, as it happens.")
     steps: Any = setting(None, "Look only at these steps, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers)
     ranks: Any = setting(None, "Look only at these ranks, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers)
     allow: tuple[str, ...] = setting((), "Never report these ops, calls or modules. Globs work.", name_list)

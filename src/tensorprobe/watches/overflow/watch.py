@@ -268,7 +268,7 @@ def _prepare(out: Path, rank: int, overwrite: bool) -> Path:
     """Make the folder and return the path of the ring. Raises RunExists if it holds findings of another watch."""
     if report_path(out, rank).exists() and not overwrite:
         raise RunExists(
-            f"{str(out)!r} holds the findings of another watch. Choose another folder, or set overwrite=True."
+            f"{str(out)!r} holds the findings of another watch. Pass another folder, or overwrite=True (--overwrite)."
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
