@@ -18,7 +18,7 @@ import os, torch
 def test_step(tensorprobe_golden):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
-    with tensorprobe_golden("step", model=model):
+    with tensorprobe_golden("step", policy=os.environ.get("POLICY", "noise-aware"), model=model):
         hidden = model[1](model[0](torch.ones(2, 4)))
         model[2](hidden * float(os.environ.get("FACTOR", 1))).sum().backward()
 """
@@ -42,8 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("suite")
     (place / "test_it.py").write_text(TEST)
     (place / "pytest.ini").write_text("[pytest]\n")
-    told = run_pytest(place)
-    assert re.search(r"tensorprobe: wrote .*goldens/step.tpz \([\d,]+ bytes\)\. Commit it\.", told)
+    told = run_pytest(place, "-n", "1", "-p", "xdist")
+    assert re.search(r"tensorprobe: wrote goldens/step.tpz \([\d,]+ bytes\)\. Commit it\.", told)
     return place
 
 
@@ -57,7 +57,8 @@ def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder
     assert comment.startswith("### tensorprobe: the runs diverge at `Tensor.mul.0.forward`\n")
     assert "| source | `test_it.py:9`" in comment and "<html" in (folder / "out" / "step.html").read_text()[:300]
     assert "golden step.tpz: DIVERGED  first at step 0, rank 0: Tensor.mul.0.forward" in told
-    assert "test_it.py:9" in told and "--tensorprobe-update" in told
+    assert "test_it.py:9" in told
+    assert "If this change is intended: pytest test_it.py::test_step --tensorprobe-update\n" in told
     pages = re.findall(r"Page: +(\S+)", told)  # pytest repeats the whole message in its summary where CI is set
     assert pages and Path(pages[0]).is_file()
     assert golden.read_bytes() == before
@@ -68,10 +69,11 @@ def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder
 
 
 def test_another_setting_is_a_warning_and_strict_refuses_it(folder: Path) -> None:
-    told = run_pytest(folder, TORCH_FORCE="", OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    told = run_pytest(folder, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3", POLICY="bitwise", FACTOR="1.0000001")
     assert "GoldenWarning: golden step.tpz was made with another setting: threads:" in told
     told = run_pytest(folder, "--tensorprobe-strict", code=1, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
-    assert "Write it again with --tensorprobe-update" in told
+    assert "To write it with these settings: pytest test_it.py::test_step --tensorprobe-update" in told
+    assert "torch.set_num_threads(1) in conftest.py" in told
 
 
 def test_only_a_package_that_the_tests_import_is_another_setting(folder: Path) -> None:

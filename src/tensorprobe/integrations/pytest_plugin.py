@@ -10,7 +10,9 @@ The first run writes `goldens/gpt-step.tpz` beside the test file. Later runs com
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import sys
 import warnings
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 FOLDER = "goldens"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_written: list[str] = []
+_WRITTEN = "tensorprobe wrote"
 
 Golden = Callable[..., "AbstractContextManager[Probe]"]
 
@@ -59,6 +61,8 @@ def tensorprobe_golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.
     """
     config = request.config
     folder = request.path.parent / FOLDER
+    test = f"{_shown(request.path, config)}::{request.node.nodeid.partition('::')[2]}"
+    again = f"pytest {shlex.quote(test)} --tensorprobe-update"
     strict, update = config.getoption("--tensorprobe-strict"), config.getoption("--tensorprobe-update")
 
     @contextmanager
@@ -73,36 +77,46 @@ def tensorprobe_golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.
             yield probe
         run = tensorprobe.open_run(place / "run")
         if update or not file.exists():
-            _write(run, file, config.rootpath, strict=strict and not update)
+            if strict and not update:
+                pytest.fail(f"no golden {_shown(file, config)}. Write it, and commit it: {again}", pytrace=False)
+            size = _write(run, file, config.rootpath)
+            request.node.user_properties.append((_WRITTEN, f"{_shown(file, config)} ({size:,} bytes)"))
         else:
-            _compare(file, run, place, policy, strict=strict, report=config.getoption("--tensorprobe-report"))
+            report = config.getoption("--tensorprobe-report")
+            _compare(file, run, place, policy, strict=strict, report=report, again=again)
         shutil.rmtree(place / "run")  # its values; after a failure they stay, beside the page
 
     return golden
 
 
-def _write(run: Run, file: Path, root: Path, *, strict: bool) -> None:
+def _shown(path: Path, config: pytest.Config) -> str:
+    """Return a path as it is typed where pytest was started."""
+    return os.path.relpath(path, config.invocation_params.dir)
+
+
+def _write(run: Run, file: Path, root: Path) -> int:
     from tensorprobe.record.sealed import seal_run
 
-    if strict:
-        pytest.fail(f"no golden {file}. Write it with --tensorprobe-update, and commit it.", pytrace=False)
     if not any(part.coverage.recorded for part in run.parts.values()):
         pytest.fail("nothing was recorded: the block calls no torch function.", pytrace=False)
     file.parent.mkdir(exist_ok=True)
-    size = seal_run(run, file, root=root)
-    _written.append(f"{file} ({size:,} bytes)")
+    return seal_run(run, file, root=root)
 
 
-def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool, report: str | None) -> None:
+def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool, report: str | None, again: str) -> None:
     import tensorprobe
 
     golden = tensorprobe.open_run(file)
     if others := _differences(golden, run):
         told = f"golden {file.name} was made with another setting: {'; '.join(others)}"
         if strict:
-            advice = "Write it again with --tensorprobe-update."
-            pytest.fail(f"{told}.\n{advice}", pytrace=False)
-        warnings.warn(GoldenWarning(f"{told}. It is judged by what rounding explains."), stacklevel=1)
+            threads = "To use as many threads on every machine: torch.set_num_threads(1) in conftest.py.\n"
+            advice = threads if any(other.startswith("threads:") for other in others) else ""
+            pytest.fail(f"{told}.\n{advice}To write it with these settings: {again}", pytrace=False)
+        if policy == "bitwise":
+            policy = "noise-aware"
+        judged = "what rounding explains" if policy == "noise-aware" else policy
+        warnings.warn(GoldenWarning(f"{told}. It is judged by {judged}."), stacklevel=1)
     result = tensorprobe.compare(file, run.path, policy=policy, out=place / "result", prove="off")
     if not result:
         if report is not None:
@@ -110,11 +124,7 @@ def _compare(file: Path, run: Run, place: Path, policy: str, *, strict: bool, re
             folder.mkdir(parents=True, exist_ok=True)
             result.save(folder / f"{file.stem}.md", "md")
             shutil.copy(place / "result" / "report.html", folder / f"{file.stem}.html")
-        pytest.fail(
-            f"golden {file.name}: {result}\n"
-            f"If this change is intended: pytest {file.parent.parent} --tensorprobe-update",
-            pytrace=False,
-        )
+        pytest.fail(f"golden {file.name}: {result}\nIf this change is intended: {again}", pytrace=False)
 
 
 def _differences(golden: Run, run: Run) -> list[str]:
@@ -137,7 +147,8 @@ def _is_imported(package: str) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which goldens were written."""
-    for line in _written:
-        terminalreporter.write_line(f"tensorprobe: wrote {line}. Commit it.")
-    _written.clear()
+    """Say which goldens were written, also by the processes of xdist."""
+    for report in terminalreporter.getreports(""):
+        for name, text in report.user_properties if report.when == "teardown" else ():
+            if name == _WRITTEN:
+                terminalreporter.write_line(f"tensorprobe: wrote {text}. Commit it.")
