@@ -106,6 +106,9 @@ class Rows(Sequence[Row]):
 class FoundDivergence(Divergence, frozen=True, dict=True):
     """A divergence of a comparison whose runs are known."""
 
+    def __repr__(self) -> str:
+        return f"<divergence: {self.call}, step {self.step}, rank {self.rank}, {self.status}>"
+
     def diff(self, slot: str | None = None) -> CallDiff:
         """Return the tensors of this call side by side, as `tensorprobe diff` does. NotFound if it has no partner."""
         from tensorprobe.engine.call_diff import diff_pair
@@ -120,7 +123,7 @@ class FoundDivergence(Divergence, frozen=True, dict=True):
         """
         script = self.__dict__["_script"]
         if script is None or not script.is_file():
-            raise NotFound("there is no replay script of this call: compare with out=FOLDER runs that hold values.")
+            raise NotFound(self.__dict__["_unsaved"])
         return subprocess.run([sys.executable, str(script)], timeout=seconds, check=False).returncode
 
 
@@ -141,6 +144,8 @@ class Result(Answer):
         if summary.divergence is not None:
             found = FoundDivergence(**msgspec.structs.asdict(summary.divergence))
             found.__dict__["_runs"] = (summary.baseline.path, summary.candidate.path)
+            reasons = [note for note in summary.notes if note.startswith("no replay.py: ")]
+            found.__dict__["_unsaved"] = (*reasons, "no replay.py: compare runs that hold values with out=FOLDER.")[0]
             found.__dict__["_script"] = None if rows.path is None else rows.path.parent / "replay.py"
             summary = msgspec.structs.replace(summary, divergence=found)
         super().__init__(summary, table=table)

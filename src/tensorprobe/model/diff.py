@@ -159,6 +159,10 @@ class CallDiff(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[SlotLine]
     tensor: TensorDiff | None = None
 
+    def __repr__(self) -> str:
+        differing = ", ".join(line.slot for line in self.slots if not line.equal)
+        return f"<diff of {self.call}: {f'different: {differing}' if differing else 'equal'}; see .slots, .tensor>"
+
 
 class SourceLines(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of the user's program around the call. Without its file, the recorded line alone."""

@@ -21,7 +21,7 @@ from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.names import MODULE, is_inside, is_op, name_fits
 from tensorprobe.record.stored import StoredCall
-from tensorprobe.text import ranges
+from tensorprobe.text import counted, ranges
 
 OnDamage = Literal["raise", "skip"]
 """At a damaged line: raise RunDamaged after the calls before it, or continue with the calls after it."""
@@ -104,7 +104,7 @@ class Run:
         self._segments = dict(sorted(segments.items()))
 
     def __repr__(self) -> str:
-        return f"<run '{self.path}': {len(self.steps)} steps, {len(self.ranks)} ranks>"
+        return f"<run '{self.path}': {counted(len(self.steps), 'step')}, {counted(len(self.ranks), 'rank')}>"
 
     def renumbered(self, rank: int, step: int | None = None) -> Run:
         """Return this run with its only rank, and optionally its only step, renumbered, to compare it with another rank or step."""
