@@ -70,6 +70,11 @@ def test_call_is_found_in_the_first_step_that_has_it(two_ranks: Path) -> None:
     assert (found.step, found.rank) == (10, 1)
 
 
+def test_a_part_of_a_name_is_answered_with_the_names_that_hold_it(two_ranks: Path) -> None:
+    with pytest.raises(NotFound, match=r"no call 'S10R1' .*\n  Nearest: Torch\.s10r1"):
+        open_run(two_ranks).call("S10R1")
+
+
 def test_repeats_are_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path, [{"name": "Torch.mm.0.forward"}, {"name": "Torch.mm.0.forward", "repeat": 1}])
     run = open_run(tmp_path)
