@@ -23,7 +23,7 @@ def audit(
     module: list[str] = option(AuditSettings, "modules", "--module", default=[]),
     steps: str | None = option(AuditSettings, "steps"),
     ranks: str | None = option(AuditSettings, "ranks"),
-    span: tuple[str, str] = option(AuditSettings, "span", "--span", default=("", "")),
+    span: tuple[str, str] = option(AuditSettings, "span", "--span", default=("", ""), metavar="FIRST LAST"),
     sample: float | None = option(AuditSettings, "sample"),
     budget: str | None = option(AuditSettings, "budget", metavar="TIME"),
     reference: list[str] = option(AuditSettings, "references", "--reference", default=[]),

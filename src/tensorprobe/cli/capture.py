@@ -43,12 +43,12 @@ def capture(
     side: list[str] = option(CaptureSettings, "sides", "--side", default=[]),
     call: list[str] = option(CaptureSettings, "names", "--call", default=[]),
     name: list[str] = typer.Option([], "--name", hidden=True),
-    span: tuple[str, str] = option(CaptureSettings, "span", "--span", default=("", "")),
+    span: tuple[str, str] = option(CaptureSettings, "span", "--span", default=("", ""), metavar="FIRST LAST"),
     op: list[str] = option(CaptureSettings, "ops", "--op", default=[]),
     module: list[str] = option(CaptureSettings, "modules", "--module", default=[]),
     inside: list[str] = option(CaptureSettings, "inside", "--inside", default=[]),
     floating_only: bool = option(CaptureSettings, "floating_only", "--floating-only"),
-    max_bytes: str | None = option(CaptureSettings, "max_bytes"),
+    max_bytes: str | None = option(CaptureSettings, "max_bytes", metavar="SIZE"),
     stacks: bool | None = option(CaptureSettings, "stacks", "--stacks/--no-stacks"),
     begin: str = typer.Option(
         "module",
@@ -73,8 +73,8 @@ def capture(
     perturb: str | None = typer.Option(
         None,
         metavar="HOW",
-        help="What is changed in repeated runs: `threads`, their number; or `ulp`, inputs and parameters of the first module, by one "
-        "unit in the last place.",
+        help="Change the repeated runs: `threads` (another number of them) or `ulp` (inputs and parameters of the first module by "
+        "one unit in the last place).",
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run that is already in the folder."),
 ) -> None:

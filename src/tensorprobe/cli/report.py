@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Write the page of a result: one HTML file for a browser, without a server or a network.
 
-    A result needs no run for it. The page of a run is written to report.html in the current folder.
+    The runs of the result are not needed. The page of a run is written to report.html in the current folder.
     """
     from tensorprobe.cli.results import folder_of, is_result, open_result, page_of
     from tensorprobe.report.page.html import to_html

@@ -257,7 +257,9 @@ class Run:
             return NotFound(f"{name} has no repeat {repeat} in '{self.path}'.")
         bare = {_NUMBERED.sub("", known_name): None for known_name in known}
         close = [*dict.fromkeys((*nearest(name, known), *nearest(_NUMBERED.sub("", name), bare)))]
-        close = close or [each for each in bare if name.lower() in each.lower()][:3]  # `linear` is in `Functional.linear`
+        close = (
+            close or [each for each in bare if name.lower() in each.lower()][:3]
+        )  # `linear` is in `Functional.linear`
         hint = f"Nearest: {', '.join(close)}" if close else f"List them: tensorprobe inspect {self.path} --step 0"
         return NotFound(f"no call {name!r} in '{self.path}' ({_place(chosen)}).\n  {hint}")
 

@@ -48,8 +48,9 @@ def verdict(audit: Audit) -> str:
     calls, skipped = counted(audit.calls, "call"), ""
     if audit.skipped:
         reason, number = next(iter(audit.reasons.items()))
-        rest = f", and {audit.skipped - number:,} for other reasons" if number < audit.skipped else ""
-        skipped = f"; {audit.skipped:,} not judged ({number:,}: {plain(reason)}{rest})"
+        others = audit.skipped - number
+        why = f"{plain(reason)} ({number:,}), other reasons ({others:,})" if others else plain(reason)
+        skipped = f"; {audit.skipped:,} not judged: {why}"
     if audit.exit_code == 2:
         return f"not one of {calls} could be judged{skipped}" if audit.calls else "the run holds no call to audit"
     if audit.exit_code == 0:

@@ -56,12 +56,8 @@ class CaptureSettings(Settings):
         "(names and shapes only).",
         one_of(*MODES),
     )
-    steps: tuple[int, ...] | None = setting(
-        None, "Record only these steps, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers
-    )
-    ranks: tuple[int, ...] | None = setting(
-        None, "Record only these ranks, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers
-    )
+    steps: tuple[int, ...] | None = setting(None, "Record only these steps, e.g. 0,2-4. Default: all.", parse_numbers)
+    ranks: tuple[int, ...] | None = setting(None, "Record only these ranks, e.g. 0,2-4. Default: all.", parse_numbers)
     phases: tuple[str, ...] | None = setting(
         None, f"Record only calls of this phase: {', '.join(PHASES)}. Default: all.", some_of(*PHASES)
     )

@@ -48,14 +48,14 @@ class OnlineSettings(Settings):
     modules: tuple[str, ...] = setting(
         (), "Compare only calls made in modules whose path contains this text or matches it as a glob.", name_list
     )
-    steps: Any = setting(None, "Compare only these steps, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers)
+    steps: Any = setting(None, "Compare only these steps, e.g. 0,2-4. Default: all.", parse_numbers)
     libraries: tuple[str, ...] = setting((), "Also compare ops of these torch.library namespaces.", name_list)
     workers: int = setting(0, "Threads that run the reference. 0 runs it in the training thread.", whole(0))
     budget: int = setting(
         "1GB", "Memory for calls that wait for a worker. Training waits while it is full.", parse_bytes
     )
     most_saved: int = setting(100, "Maximum number of failing calls that are saved.", whole(0))
-    overwrite: bool = setting(False, "Replace the results of an earlier online compare in out.", flag)
+    overwrite: bool = setting(False, "Replace the results of an earlier online compare in the folder.", flag)
 
     def check_together(self) -> None:
         """Saving needs a folder; healing and chaining need every result at once."""

@@ -17,8 +17,8 @@ class OverflowSettings(Settings):
     """Every setting besides the model or the run."""
 
     out: str | os.PathLike[str] | None = setting(None, "Folder for what a watch finds, as it happens.")
-    steps: Any = setting(None, "Look only at these steps, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers)
-    ranks: Any = setting(None, "Look only at these ranks, e.g. [0, 2] or '0,2-4'. Default: all.", parse_numbers)
+    steps: Any = setting(None, "Look only at these steps, e.g. 0,2-4. Default: all.", parse_numbers)
+    ranks: Any = setting(None, "Look only at these ranks, e.g. 0,2-4. Default: all.", parse_numbers)
     allow: tuple[str, ...] = setting((), "Never report these ops, calls or modules. Globs work.", name_list)
     near: float | None = setting(
         None,
@@ -44,4 +44,4 @@ class OverflowSettings(Settings):
         (), "Keep copies of the inputs of these ops, so that in-place calls can be replayed.", name_list
     )
     keep_bytes: int = setting("64M", "Maximum memory for such copies.", parse_bytes)
-    overwrite: bool = setting(False, "Replace the findings of an earlier watch in out.", flag)
+    overwrite: bool = setting(False, "Replace the findings of an earlier watch in the folder.", flag)
