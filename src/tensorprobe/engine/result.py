@@ -123,7 +123,8 @@ class FoundDivergence(Divergence, frozen=True, dict=True):
         """
         script = self.__dict__["_script"]
         if script is None or not script.is_file():
-            raise NotFound(self.__dict__["_unsaved"])
+            needs = "no replay script was saved; that takes out=FOLDER, values, and a call that is wrong. Notes of the answer:"
+            raise NotFound("\n  ".join([needs, *self.__dict__["_notes"]]))
         return subprocess.run([sys.executable, str(script)], timeout=seconds, check=False).returncode
 
 
@@ -144,8 +145,7 @@ class Result(Answer):
         if summary.divergence is not None:
             found = FoundDivergence(**msgspec.structs.asdict(summary.divergence))
             found.__dict__["_runs"] = (summary.baseline.path, summary.candidate.path)
-            reasons = [note for note in summary.notes if note.startswith("no replay.py: ")]
-            found.__dict__["_unsaved"] = (*reasons, "no replay.py: compare runs that hold values with out=FOLDER.")[0]
+            found.__dict__["_notes"] = summary.notes
             found.__dict__["_script"] = None if rows.path is None else rows.path.parent / "replay.py"
             summary = msgspec.structs.replace(summary, divergence=found)
         super().__init__(summary, table=table)
