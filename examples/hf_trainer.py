@@ -10,7 +10,10 @@ from tensorprobe.integrations.hf import TensorprobeCallback
 
 out = sys.argv[1] if len(sys.argv) > 1 else "runs/hf"
 set_seed(0)
-model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
+config = GPT2Config(
+    n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0
+)  # fmt: skip
+model = GPT2LMHeadModel(config)
 tokens = torch.randint(0, 50, (24, 8))
 data = [{"input_ids": row, "labels": row} for row in tokens]
 

@@ -51,3 +51,16 @@ def test_accelerate_launch_is_captured_as_it_is(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     run_tool(["capture", "-o", "run", "--", *launch, str(EXAMPLES / "train_accelerate.py")], tmp_path)
     assert_three_steps(tensorprobe.open_run(tmp_path / "run"), "0", [2])
+
+
+def test_a_training_that_raised_can_be_started_again(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tensorprobe.integrations.hf import TensorprobeCallback
+
+    callback = TensorprobeCallback(tmp_path / "run", overwrite=True)
+    callback.on_train_begin(None, None, None)  # and no on_train_end: the Trainer has none for errors
+    try:
+        callback.on_train_begin(None, None, None)
+    finally:
+        callback.on_train_end(None, None, None)
+    assert tensorprobe.active_probe() is None

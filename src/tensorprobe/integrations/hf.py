@@ -24,6 +24,7 @@ class TensorprobeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:
         """Start to record."""
+        self.on_train_end(args, state, control)  # the training before may have raised
         self._begun = False
         self.probe = Probe(self._out, model=model, **self._settings).start()
 
