@@ -18,7 +18,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: fuzz test-torch help demo check test test-peer lint web browser screenshots bench-page bench bench-quick bench-capture bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect heldout identical sweep wheel sanitize clean
+.PHONY: fuzz test-torch help demo check test test-peer docs lint web browser screenshots bench-page bench bench-quick bench-capture bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect heldout identical sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,10 @@ endif
 test-peer: $(READY) ## the same trainings under the published msprobe, in an environment of its own; both compares on both dumps
 	sh bench/peer/setup.sh
 	TENSORPROBE_PEER=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup $(or $(ARGS),tests/peer)
+
+docs: $(READY) ## write docs/cli.md, the table of columns in docs/guide.md and the JSON schemas again
+	$(BIN)/python tools/make_cli_docs.py
+	$(BIN)/python tools/make_tables.py
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 
 from tensorprobe.cli import compare
 from tensorprobe.errors import CannotCompare, SettingsError
+from tensorprobe.model.comparison import Comparison
+from tensorprobe.report.forms import names_for
 from tests.builders.ranks import FILES, listed, write_pair, write_ranks, written
 
 
@@ -48,7 +50,7 @@ def test_jobs_and_output(tmp_path: Path) -> None:
     ("forms", "tables"),
     [
         (["csv"], ["result.csv"]),
-        (["csv", "parquet"], ["result.parquet"]),
+        (["csv", "parquet"], ["result.csv", "result.parquet"]),
         (["xlsx", "json"], ["result.parquet", "result.xlsx"]),
         (["xlsx", "csv"], ["result.csv", "result.xlsx"]),
     ],
@@ -107,7 +109,7 @@ def test_a_shard_says_what_comes_next(tmp_path: Path) -> None:
 
 WRONG = [
     (["--format", "csv"], "--format csv writes a file: add -o FOLDER, or --format csv=FILE"),
-    (["--format", "xml"], "unknown format 'xml'; expected text, json, md, junit, github, csv, parquet, xlsx or html"),
+    (["--format", "xml"], f"unknown format 'xml'; expected {names_for(Comparison)}"),
     (["--format", "markdwn"], "unknown format"),
     (["--format", "md="], "the file is missing after '='"),
     (["--format", "md=nowhere/x.md"], "there is no folder 'nowhere'"),
@@ -117,6 +119,7 @@ WRONG = [
     (["--shard", "1/2"], "--shard writes its part into a folder that all shards share: add -o FOLDER"),
     (["--shard", "1/2", "-o", "x", "--json"], "a shard has no answer to print"),
     (["--shard", "1/2", "-o", "x", "--format", "md"], "a shard has no answer to print"),
+    (["--shard", "1/2", "-o", "x", "--format", "csv", "--format", "parquet"], "--format csv needs a file here"),
     (["--shard", "2/1", "-o", "x"], "it must be i/n with i from 1 to n"),
     (["--address", "auto"], "it needs engine 'ray'"),
     (["--engine", "ray", "--jobs", "3"], "but the cluster decides"),

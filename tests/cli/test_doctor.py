@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from tensorprobe.cli import doctor
+from tensorprobe.model import CaptureLevel
 from tensorprobe.numerics.native import SWITCH, describe
 from tensorprobe.version import VERSION
 
@@ -117,9 +118,9 @@ def test_doctor_exits_2_when_this_torch_cannot_be_captured() -> None:
 
 def test_doctor_proves_every_level_on_every_device() -> None:
     facts = json.loads(run_doctor("--json").stdout)
-    assert facts["proof"] == {"cpu": dict.fromkeys(("module", "api", "aten", "mix"), "works")}
+    assert facts["proof"] == {"cpu": dict.fromkeys(map(str, CaptureLevel), "works")}
     printed = run_doctor().stdout
-    assert "proof      cpu: module, api, aten, mix: recorded, read back, compared; every value checked" in printed
+    assert f"proof      cpu: {', '.join(CaptureLevel)}: recorded, read back, compared; every value checked" in printed
 
 
 UNREADABLE = """

@@ -17,11 +17,13 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 
+import numpy as np
+
 from tensorprobe.model.dtypes import BY_CODE, DType
 from tensorprobe.numerics import twin
+from tensorprobe.numerics.pairs import RAW
 
 SIZES = [*range(301), 2047, 2048, 2049, 4095, 4097, 6161]
-PAIR_BYTES = 27 * 8
 OFFSETS = (0, 1, 2, 3, 4, 5, 7, 8)
 
 libc = ctypes.CDLL(None)
@@ -67,14 +69,14 @@ def check_pair(kernel: ModuleType, dtypes: tuple[DType, DType], count: int, cont
     row = (ctypes.c_int64 * 5)(rooms[0] + offsets[0], rooms[1] + offsets[1], count, dtypes[0].code, dtypes[1].code)
     figures = []
     for implementation in (kernel, twin):
-        out = libc.malloc(PAIR_BYTES)
+        out = libc.malloc(kernel.PAIR_BYTES)
         implementation.measure_pairs(ctypes.addressof(row), 1, out)
-        figures.append(ctypes.string_at(out, PAIR_BYTES))
+        figures.append(ctypes.string_at(out, kernel.PAIR_BYTES))
         libc.free(out)
     for room in rooms:
         libc.free(room)
     if figures[0] != figures[1]:
-        kernels, twins = (struct.unpack("11d16q", content) for content in figures)
+        kernels, twins = (np.frombuffer(content, RAW) for content in figures)
         sys.exit(f"{dtypes[0].name} and {dtypes[1].name} x {count}: kernel {kernels}, twin {twins}")
 
 
@@ -136,7 +138,7 @@ def main() -> None:
         kernel.summarize(room, 17, 0)
         sys.exit(0)
     if "--overread-pair" in sys.argv:
-        rooms, out = [libc.malloc(size) for size in (80, 64)], libc.malloc(PAIR_BYTES)
+        rooms, out = [libc.malloc(size) for size in (80, 64)], libc.malloc(kernel.PAIR_BYTES)
         for room, size in zip(rooms, (80, 64), strict=True):
             ctypes.memset(room, 0, size)
         row = (ctypes.c_int64 * 5)(*rooms, 17, 0, 0)

@@ -203,6 +203,12 @@ def test_pieces_of_different_scale_join(first: float, second: float) -> None:
         assert joined[name][0] == pytest.approx(values[0], rel=1e-12), name
 
 
+def test_an_extension_that_was_built_from_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs.implementation(), "PAIR_BYTES", RAW.itemsize - 8)
+    with pytest.raises(RuntimeError, match="built from other sources"):
+        measured(np.ones(1), np.ones(1))
+
+
 def test_joining_nothing_or_without_starts_is_refused() -> None:
     with pytest.raises(ValueError, match="0 pieces with 0 starts"):
         join_pairs([], [])

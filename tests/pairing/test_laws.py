@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import tensorprobe
 from tensorprobe.errors import NothingPaired
+from tensorprobe.judge import POLICIES
 from tests.builders.runs import Call, call, write
 
-POLICIES = ("noise-aware", "bitwise", "seed-2023", "seed-2024")
 OPS = (
     "Functional.linear",
     "Functional.softmax",
@@ -68,7 +68,7 @@ def compare(left: list[Call], right: list[Call], **options: Any) -> tensorprobe.
 
 
 @QUIET
-@given(runs(), st.sampled_from(POLICIES), st.sampled_from(["tensor", "summary", "bare summary"]))
+@given(runs(), st.sampled_from(list(POLICIES)), st.sampled_from(["tensor", "summary", "bare summary"]))
 def test_a_run_agrees_with_itself(calls: list[Call], policy: str, mode: str) -> None:
     result = compare(calls, calls, policy=policy, a={"mode": mode}, b={"mode": mode})
     assert not any(row.verdict == "diverges" for row in result.rows)

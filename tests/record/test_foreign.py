@@ -16,6 +16,7 @@ import tensorprobe
 from tensorprobe import registry
 from tensorprobe.errors import RunError, RunNotFound, TensorDamaged
 from tensorprobe.record import foreign, register_reader
+from tensorprobe.record.overview import describe_run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "readers.md").read_text(encoding="utf-8")
 VALUES = np.arange(6, dtype=np.float32)
@@ -98,6 +99,26 @@ def test_a_value_of_the_wrong_size_is_refused(reader: Path, tmp_path: Path) -> N
     (call,) = tensorprobe.open_run(write_dump(tmp_path / "dump", VALUES[:4])).calls()
     with pytest.raises(TensorDamaged, match=r"it has 16 bytes; float32 \[2, 3\] has 24"):
         call.outputs[0].numpy()
+
+
+def test_a_missing_value_is_damage_of_that_tensor(reader: Path, tmp_path: Path) -> None:
+    register_reader("mytool", "mytool_reader:open_dump")
+    dump = write_dump(tmp_path / "dump")
+    run = tensorprobe.open_run(dump)
+    (call,) = run.calls()
+    assert describe_run(run).size_bytes == VALUES.nbytes
+    (dump / "add.raw").unlink()
+    with pytest.raises(TensorDamaged, match="its reader failed: FileNotFoundError"):
+        call.outputs[0].numpy()
+
+
+def test_a_reader_that_fails_is_named(reader: Path, tmp_path: Path) -> None:
+    register_reader("mytool", "mytool_reader:open_dump")
+    (tmp_path / "ops.json").write_text('[{"shape": []}]')
+    with pytest.raises(
+        RunError, match=r"the reader 'mytool' \(mytool_reader:open_dump\) failed at .*: KeyError: 'count'"
+    ):
+        tensorprobe.open_run(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["no_such_module:open_dump", "mytool_reader:no_such_function"])

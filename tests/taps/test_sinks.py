@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tensorprobe.errors import SettingsError
+from tensorprobe.model import CaptureLevel
 from tensorprobe.model.event import Event
 from tensorprobe.model.sink import AtenNumbers, CallRules, LookingSink, Needs, SecondSink, Sink, Tensors
 from tensorprobe.registry import WRITERS
@@ -42,7 +44,13 @@ def test_a_sink_gets_events_with_what_it_took(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("level", ["module", "api", "mix", "aten"])
+@pytest.mark.parametrize("sink", [Names, []])
+def test_what_is_no_instance_of_a_sink_is_refused(sink: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="expected an instance of a class derived from Sink"):
+        Probe(tmp_path / "nothing", sink=sink)
+
+
+@pytest.mark.parametrize("level", list(CaptureLevel))
 def test_a_sink_without_any_method_is_a_sink(level: str, tmp_path: Path) -> None:
     with Probe(tmp_path / "nothing", sink=Sink(), level=level) as probe:
         train()

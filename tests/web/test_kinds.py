@@ -66,7 +66,7 @@ def test_report_makes_the_page_that_the_command_wrote(folders: dict[str, Path], 
 def test_the_page_opens_with_its_answer(
     folders: dict[str, Path], kind: str, tmp_path: Path, watched: Callable[..., Watched]
 ) -> None:
-    make_page(folders[kind], "--html", tmp_path / "page.html")
+    make_page(folders[kind], "-o", tmp_path / "page.html")
     page = watched(tmp_path / "page.html").page
     assert page.locator("h1").text_content() == HEADLINES[kind]
     assert page.locator("main section").count() >= 2

@@ -19,15 +19,15 @@ from tensorprobe.cli.options import (
     read_forms,
     show,
 )
-from tensorprobe.engine.settings import CompareSettings
+from tensorprobe.engine.remote import local_path
+from tensorprobe.engine.settings import CompareSettings, TableForm
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import Comparison
-from tensorprobe.report.forms import FORMS
+from tensorprobe.report.forms import FORMS, Wanted
 from tensorprobe.text import shell
 
 if TYPE_CHECKING:
     from tensorprobe.engine import ShardDone
-    from tensorprobe.report.forms import Wanted
 
 _SHOWN = 10
 
@@ -89,8 +89,8 @@ def compare(
     folder = either(out, output, "--out")
     forms = read_forms([*form, *([f"html={html}"] if html is not None else [])], as_json, Comparison)
     tables = _tables(forms)
-    if tables and folder is None:
-        raise SettingsError(f"--format {tables[0]} writes a file: add -o FOLDER, or --format {tables[0]}=FILE.")
+    table, beside = _place_tables(tables, folder, shard)
+    forms += beside
     settings: dict[str, Any] = {
         "policy": policy,
         "steps": steps,
@@ -105,7 +105,7 @@ def compare(
         "jobs": jobs,
         "engine": engine,
         "address": address,
-        "table": "csv" if "csv" in tables and "parquet" not in tables else "parquet",
+        "table": table,
         "workbook": "xlsx" in tables,
     }
     with progress("comparing calls") as bar:
@@ -147,6 +147,18 @@ def merge(
 def _tables(forms: list[Wanted]) -> list[str]:
     """Return the forms that are files in the output folder."""
     return [each.name for each in forms if each.file is None and FORMS[each.name].is_file]
+
+
+def _place_tables(tables: list[str], folder: str | None, shard: str | None) -> tuple[TableForm, list[Wanted]]:
+    """Return the form of the table, and the forms that are written beside it once the comparison is done."""
+    if tables and folder is None:
+        raise SettingsError(f"--format {tables[0]} writes a file: add -o FOLDER, or --format {tables[0]}=FILE.")
+    table: TableForm = "csv" if "csv" in tables and "parquet" not in tables else "parquet"
+    added = [name for name in dict.fromkeys(tables) if name not in (table, "xlsx", "html")]
+    place = None if folder is None or shard is not None else local_path(folder)
+    if added and place is None:
+        raise SettingsError(f"--format {added[0]} needs a file here: --format {added[0]}=FILE.")
+    return table, [Wanted(name, place / f"result.{name}") for name in added if place is not None]
 
 
 def _demand_shard_folder(folder: str | None, forms: list[Wanted], strict: bool) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from tensorprobe.cli.options import progress
+from tensorprobe.cli.options import OUT, either, progress
 from tensorprobe.files import replace_file, writing
 
 
@@ -21,10 +21,11 @@ def report(
     ),
     out: Path | None = typer.Option(
         None,
-        "--html",
+        *OUT,
         metavar="FILE",
         help="The file to write. Default: report.html in the folder of the result.",
     ),
+    html: Path | None = typer.Option(None, "--html", hidden=True),
     full: bool = typer.Option(False, "--full", help="Put every row and figure into the file, however large it gets."),
     no_source: bool = typer.Option(
         False, "--no-source", help="Leave out lines of the program, arguments and paths, for sharing."
@@ -40,7 +41,7 @@ def report(
 
     held = open_result(path)
     folder = folder_of(path)
-    target = out or (folder / "report.html" if is_result(folder) else Path("report.html"))
+    target = either(out, html, "--out") or (folder / "report.html" if is_result(folder) else Path("report.html"))
     with progress("making the page"):
         page = page_of(held, full=full, source=not no_source)
         text = to_html(page).encode()

@@ -25,6 +25,7 @@ from tensorprobe.files import read_file
 from tensorprobe.model.comparison import Comparison
 from tensorprobe.model.diff import CallEvidence
 from tensorprobe.report.advisor import render_advice
+from tensorprobe.report.forms import FORMS
 from tensorprobe.report.page.comparison import comparison_page
 from tensorprobe.report.page.html import to_html
 from tensorprobe.report.table import TableWriter, read_table
@@ -33,7 +34,9 @@ from tensorprobe.standard_json import decode, encode
 EVIDENCE_FILE, PAGE_FILE = "evidence.json", "report.html"
 REPLAY_FILES = ("replay.py", "replay.safetensors")
 """The script that runs the diverging call alone, and its tensors."""
-_TABLES = ("result.parquet", "result.csv", "result.xlsx")
+_TABLES = ("result.parquet", "result.csv")
+_FORM_FILES = tuple(f"result.{name}" for name, form in FORMS.items() if form.is_file and name != "html")
+"""What `compare` writes for `--format NAME` besides the page."""
 
 
 class Output:
@@ -156,7 +159,7 @@ def write_result(
 def read_result(folder: str | os.PathLike[str]) -> Result:
     """Return the result in an output folder. SettingsError if it holds none, or one that is damaged."""
     place = Path(folder)
-    names = [name for name in _TABLES[:2] if (place / name).is_file()]
+    names = [name for name in _TABLES if (place / name).is_file()]
     try:
         summary = decode(read_file(place / "summary.json"), Comparison, what="a comparison")
         held = read_file(place / EVIDENCE_FILE) if (place / EVIDENCE_FILE).is_file() else b"[]"
@@ -164,7 +167,7 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
     except OSError as error:
         raise SettingsError(f"'{place}' holds no result that can be read: {error.strerror}.") from error
     if not names:
-        raise SettingsError(f"'{place}' holds no table: {' or '.join(_TABLES[:2])}.")
+        raise SettingsError(f"'{place}' holds no table: {' or '.join(_TABLES)}.")
     rows = Rows(place / names[0], summary.rows)
     return Result(summary, rows, evidence=evidence, table=names[0])
 
@@ -177,7 +180,7 @@ def write_text(path: Path, text: str) -> None:
 def _stale_files(output: Output, fresh: Sequence[str]) -> list[str]:
     """Return files of an earlier comparison to remove. Without its summary they may not be ours."""
     names = output.names()
-    old = [name for name in (*_TABLES, *REPLAY_FILES) if name in names and name not in fresh]
+    old = [name for name in (*_FORM_FILES, *REPLAY_FILES) if name in names and name not in fresh]
     if not old or "summary.json" not in names:
         return []
     try:

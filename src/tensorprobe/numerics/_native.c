@@ -239,7 +239,6 @@ static PyObject *native_features(PyObject *module, PyObject *ignored) {
 }
 
 static int prepare_module(PyObject *module) {
-    (void)module;
 #if HAVE_X86
     __builtin_cpu_init();
     has_avx2 = __builtin_cpu_supports("avx2") != 0;
@@ -248,7 +247,7 @@ static int prepare_module(PyObject *module) {
     prepare_blocks(has_avx2, has_f16c);
     prepare_moments(has_avx2);
     prepare_scans(has_avx2);
-    return 0;
+    return PyModule_AddIntConstant(module, "PAIR_BYTES", sizeof(PairFigures));
 }
 
 static PyMethodDef functions[] = {
@@ -258,7 +257,7 @@ static PyMethodDef functions[] = {
      "summarize_many(rows_address, n, out_address): n rows of int64 (address, count, code) to n rows of 4 doubles and 2 int64"},
     {"measure_pairs", (PyCFunction)(void (*)(void))native_measure_pairs, METH_FASTCALL,
      "measure_pairs(rows_address, n, out_address): n rows of int64 (baseline address, candidate address, count, baseline "
-     "code, candidate code) to n rows of 11 doubles and 16 int64"},
+     "code, candidate code) to n rows of PAIR_BYTES bytes"},
     {"glance", (PyCFunction)(void (*)(void))native_glance, METH_FASTCALL,
      "glance(baseline address, candidate address, count, baseline code, candidate code) -> 9 figures of the difference, or "
      "None where a value is not finite, or numbers are whole"},

@@ -56,7 +56,7 @@ static int squares_finite(Given sums) {
     return IS_FINITE(total);
 }
 
-/* `to` is `from` and the six products; returns whether the sums of squares are finite. `d` is not looked at for floats. */
+/* `to` is `from` and the products; returns whether the sums of squares are finite. `d` is not looked at for floats. */
 #define ADD_PRODUCTS(name, value_type, difference_at)                                                                 \
     static int name(const value_type *a, const value_type *b, const double *d, size_t n, Given from, Sums to) {       \
         (void)d;                                                                                                      \
@@ -74,7 +74,7 @@ static int squares_finite(Given sums) {
         return squares_finite((Given)to);                                                                             \
     }
 
-/* The same where both sides are equal. */
+/* The same where both sides are equal. A sum that is not zero then is made here too; the others keep what `from` has. */
 #define ADD_SQUARES(name, value_type)                                                                                 \
     static int name(const value_type *a, size_t n, Given from, Sums to) {                                             \
         memcpy(to, from, sizeof(Sums));                                                                               \

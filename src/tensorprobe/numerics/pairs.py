@@ -45,7 +45,7 @@ _COUNTS = (
 RAW = np.dtype([(name, "<f8") for name in _FLOATS] + [(name, "<i8") for name in _COUNTS])
 """`PairFigures` of `_pairs.h`: a baseline, b candidate.
 
-`scale` is the power of two by which the values were multiplied before the six sums: 1, unless squares of float64 values
+`scale` is the power of two by which the values were multiplied before the sums: 1, unless squares of float64 values
 would have overflowed or vanished.
 """
 ROW_WIDTH = 5
@@ -66,8 +66,13 @@ def measure_pairs(rows: NDArray[np.int64]) -> Figures:
     if rows.ndim != 2 or rows.shape[1] != ROW_WIDTH:
         raise ValueError(f"rows of pairs have the shape [n, {ROW_WIDTH}], not {list(rows.shape)}")
     out = np.zeros(len(rows), RAW)
+    kernel = implementation()
+    if getattr(kernel, "PAIR_BYTES", None) != RAW.itemsize:  # it would write past the end, or the wrong figures
+        raise RuntimeError(
+            "the C extension was built from other sources. Build it again: python setup.py build_ext --inplace"
+        )
     if len(rows):
-        implementation().measure_pairs(rows.ctypes.data, len(rows), out.ctypes.data)
+        kernel.measure_pairs(rows.ctypes.data, len(rows), out.ctypes.data)
     return out
 
 

@@ -26,9 +26,9 @@ from tensorprobe.numerics.twin_blocks import (
     whole_blocks,
     widen,
 )
-from tensorprobe.numerics.twin_pairs import measure_pairs
+from tensorprobe.numerics.twin_pairs import PAIR_BYTES, measure_pairs
 
-__all__ = ["copy", "features", "glance", "measure_pairs", "peak", "summarize", "summarize_many"]
+__all__ = ["PAIR_BYTES", "copy", "features", "glance", "measure_pairs", "peak", "summarize", "summarize_many"]
 
 _ROW_BYTES = 24
 PEAK_CODES = frozenset(

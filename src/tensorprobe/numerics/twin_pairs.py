@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorprobe.model.dtypes import BY_CODE, DType
-from tensorprobe.numerics.pairs import HUGE_SCALE, TINY_SCALE
+from tensorprobe.numerics.pairs import HUGE_SCALE, RAW, TINY_SCALE
 from tensorprobe.numerics.twin_blocks import (
     CHUNK,
     LANES,
@@ -35,7 +35,8 @@ TINY_PAIR = 2.0**-600
 """Below this sum of squares, squares of differences of float64 values may be lost to underflow."""
 
 _ROW = struct.Struct("5q")
-_FIGURES = struct.Struct("11d16q")
+_FIGURES = struct.Struct("".join(RAW[name].char.replace("l", "q") for name in RAW.names or ()))
+PAIR_BYTES = _FIGURES.size
 _MAGNITUDE = (1 << 63) - 1
 _ONE = 1 << 52
 """In the bits of a float64: one step of the exponent."""
@@ -126,7 +127,7 @@ class _Tally:
 def measure_pairs(rows_address: int, n: int, out_address: int) -> None:
     """Measure n rows of int64 (baseline address, candidate address, count, baseline code, candidate code).
 
-    Writes n rows of 11 float64 and 16 int64. ValueError, before anything is written, if any row is bad.
+    Writes n rows of `RAW`. ValueError, before anything is written, if any row is bad.
     """
     if n < 0:
         raise ValueError(f"negative number of rows: {n}")

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tensorprobe.errors import RunError, TensorDamaged
+from tensorprobe.errors import RunError, TensorDamaged, TensorprobeError
 from tensorprobe.model import Call, Coverage, Manifest, RankPart, Slot, Stack
 from tensorprobe.numerics.native import pinned
 from tensorprobe.record.elements import demand_shape
@@ -33,7 +33,18 @@ _DOWN = re.compile(r"(step|rank|proc)[0-9]*|.*_v[0-9.]+")
 def open_foreign(path: Path, data: Path | None) -> Run | None:
     """Return the dump at `path`, read by the first reader that takes it; None when none does."""
     for reader in _all_readers():
-        run: Run | None = _load(reader)(path, data)
+        opens = _load(reader)
+        try:
+            run = opens(path, data)
+        except TensorprobeError:
+            raise
+        except Exception as error:
+            if reader.opens.startswith("tensorprobe."):
+                raise
+            raise RunError(
+                f"the reader {reader.name!r} ({reader.opens}) failed at '{path}': {type(error).__name__}: {error}.\n"
+                "  It comes from another package: report it there."
+            ) from error
         if run is not None:
             return run
     return None
@@ -100,6 +111,7 @@ def foreign_run(
 class CallList:
     """A segment whose calls are in memory. `read` returns the bytes of a slot that has an `offset`.
 
+    An exception of `read` is damage of that tensor. `size_bytes` is what the values take; by default the sum of `nbytes`.
     Enough for a reader of small dumps; those of `legacy` decode a call when it is asked for.
     """
 
@@ -110,9 +122,11 @@ class CallList:
         *,
         stacks: Sequence[Stack] = (),
         damage: Sequence[Damage] = (),
-        size_bytes: int = 0,
+        size_bytes: int | None = None,
     ) -> None:
-        self._calls, self._read, self._damage, self._size = calls, read, damage, size_bytes
+        self._calls, self._read, self._damage = calls, read, damage
+        stored = sum(slot.nbytes for call in calls for slot in call.slots if slot.has_data)
+        self._size = stored if size_bytes is None else size_bytes
         self._stacks = {stack.id: stack for stack in stacks}
         self.source = self
 
@@ -138,7 +152,12 @@ class CallList:
     def read(self, slot: Slot) -> memoryview:
         """Return exactly the bytes of `slot`; TensorDamaged when `read` gives another number of them."""
         demanded = demand_shape(slot)
-        found = memoryview(self._read(slot)).cast("B")
+        try:
+            found = memoryview(self._read(slot)).cast("B")
+        except TensorprobeError:
+            raise
+        except Exception as error:
+            raise TensorDamaged(f"its reader failed: {type(error).__name__}: {error}") from error
         if len(found) != demanded:
             raise TensorDamaged(f"it has {len(found):,} bytes; {slot.dtype} {list(slot.shape)} has {demanded:,}")
         return memoryview(bytearray(found)) if found.readonly else found  # torch wants memory that may be written

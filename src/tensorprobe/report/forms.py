@@ -101,7 +101,7 @@ class Answer:
         return self.exit_code == 0
 
     def render(self, form: str = "text", *, limit: int = 10) -> str:
-        """Return the result in a printed form: text or json, and for a comparison md, junit or github."""
+        """Return the result in a printed form of `FORMS`: text, json, or another that this kind of result has."""
         return render(self.summary, form, limit=limit, **(self._extra if form == "text" else {}))
 
     def save(self, path: str | os.PathLike[str], form: str, *, limit: int = 10) -> None:

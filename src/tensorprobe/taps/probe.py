@@ -68,7 +68,8 @@ class Probe:
 
     `model` gives modules their names; without it, the outermost module that is called does. `overwrite` replaces a run
     that is already in `out`. `rank` is for programs that know it better than torch.distributed and the launcher do. A `sink`
-    receives the calls in place of a recorder. `remarks` are added to the notes of the coverage.
+    receives the calls in place of a recorder; then nothing is written, and `out` is only the name in messages. `remarks` are
+    added to the notes of the coverage.
     The other settings are listed in `CaptureSettings`.
     """
 
@@ -96,6 +97,8 @@ class Probe:
         self._has_called_model = False
         self._given_rank = rank
         self._remarks = list(remarks)
+        if not isinstance(sink, Sink | None):
+            raise SettingsError(f"sink is {sink!r}; expected an instance of a class derived from Sink.")
         self._sink = sink if sink is not None else RunSink(self.out, overwrite=overwrite)
         self._names = ModuleNames(as_torch=self._sink.needs.rules.torch_paths)
         self._names.add(model if model is not None else ())
