@@ -42,6 +42,9 @@ class Replay:
     outputs are arguments as the call left them. `saved` are values of outputs that gradients are computed with.
     """
 
+    whole = False
+    """Whether the gradient given for an output holds what comes from the call's other outputs, too, as that of an LSTM cell."""
+
     def __init__(
         self,
         call: Call,
@@ -113,6 +116,8 @@ class Replay:
         if not outputs or not wanted:
             return {}
         coming = [given[name].to(output.dtype).to(output.device) for name, output in outputs.items()]
+        for output, own in zip(outputs.values(), coming, strict=True) if self.whole else ():
+            output.register_hook(lambda _, own=own: own)
         found = torch.autograd.grad(list(outputs.values()), list(wanted.values()), coming, allow_unused=True)
         return {
             name if name.startswith("parameters") else f"output{name[5:]}": gradient
