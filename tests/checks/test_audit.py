@@ -357,3 +357,29 @@ def test_autocast_inside_a_recurrent_layer_is_no_fault_and_hides_none(tmp_path: 
                     layer(x)
     assert audit(tmp_path / "right").exit_code == 0
     assert [check.op for check in audit(tmp_path / "wrong").failures] == ["VF.gru"]
+
+
+def test_a_weight_that_autocast_casts_once_for_two_calls_has_the_gradient_of_each(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    layer, x = torch.nn.Linear(16, 12), torch.randn(24, 16)
+    with (
+        tensorprobe.capture(tmp_path / "run", model=layer, level="mix", in_process=True),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        torch.stack((layer(x), layer(2 * x).sin(), F.linear(x, layer.weight))).float().square().sum().backward()
+    found = audit(tmp_path / "run")
+    assert not found.failures, str(found)
+    assert [check.backward for check in found.checks if check.op == "Functional.linear"] == ["pass"] * 3
+
+
+def test_a_state_that_nobody_uses_is_no_gap_and_one_used_inside_counts_once(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    layer, cell = torch.nn.GRU(6, 5), torch.nn.LSTMCell(6, 5)
+    xs = torch.randn(3, 4, 6)
+    states = (torch.zeros(4, 5), torch.zeros(4, 5))
+    with tensorprobe.capture(tmp_path / "run", level="api", in_process=True):
+        for x in xs:
+            states = cell(x, states)
+        (layer(xs)[0].sin().sum() + states[0].square().sum()).backward()
+    found = {check.call: check.backward for check in audit(tmp_path / "run").checks if check.op.startswith("VF.")}
+    assert set(found.values()) == {"pass"} and len(found) == 4, found

@@ -18,6 +18,9 @@ import torch.nn.functional as F
 import tensorprobe
 from tensorprobe import engine
 from tensorprobe.engine import proof
+from tensorprobe.engine.tracing import CallFinder
+from tensorprobe.model.comparison import Divergence
+from tensorprobe.model.level import Level
 from tensorprobe.work.pool import Job, resolve
 from tests.checks.test_audit import Wrong, record, scaled
 
@@ -76,6 +79,20 @@ def test_a_fault_behind_other_roundings_is_found_by_proof_only(tmp_path: Path) -
     row = proved.divergence.row
     assert row is not None and row.verdict == "diverges"
     assert not row.judged_by or row.measured > row.allowed
+
+
+def test_a_kernel_of_the_backward_pass_is_replayed_by_itself(tmp_path: Path) -> None:
+    """At level aten it has no forward that it would be replayed with."""
+    runs = [tensorprobe.open_run(record(tmp_path / name, level="aten")) for name in "ab"]
+    name = "Aten.gelu_backward.default.0.backward"
+    at = next(at for at, each in enumerate(runs[0].calls()) if each.name == name)
+    here = Divergence(
+        step=0, rank=0, index=at, call=name, candidate_call=name, level=Level.ATEN, direction="backward", module="",
+        status="introduced", inputs="identical", input_error=0.0,
+    )  # fmt: skip
+    finders = tuple(CallFinder(run, 0, 0) for run in runs)
+    proved, _ = proof.replay_divergence(finders, here)  # type: ignore[arg-type]
+    assert proved is not None and proved.slot == "output.0" and not proved.at_fault
 
 
 def test_other_roundings_are_no_fault(tmp_path: Path) -> None:

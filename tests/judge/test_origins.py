@@ -133,6 +133,20 @@ def test_a_sum_of_gradients_has_the_error_of_its_parts(error: float, parts: tupl
     assert [each.kind for each in opinions.entering] == (["gradient"] if expected == "entered" else [])
 
 
+@pytest.mark.parametrize(("error", "expected"), [(1e-5, "agrees"), (1e-3, "entered")])
+def test_the_gradient_of_a_parameter_that_two_calls_read_is_the_sum_of_their_parts(error: float, expected: str) -> None:
+    """Its terms may cancel: the error is measured by the size of the parts."""
+    role, small = "gradient weight", {"baseline_norm": 0.64, "candidate_norm": 0.64, "max_abs": 0.03 * error}
+    measured = step(
+        *(
+            call(f"{LINEAR}.{at}.backward", row("input.0"), row("output.1", 4e-7, key=f"part {at}", role=role))
+            for at in (0, 1)
+        ),
+        call("Tensor.lerp_.0.forward", row("input.1", error, key="sum", role=role, **small), row("output.0", error)),
+    )
+    assert status(judge(measured)[0])[-1] == expected
+
+
 def test_a_sum_with_a_part_that_diverges_inherits() -> None:
     found = judge(backward(WRONG, WRONG, 0.0))[0]
     assert status(found)[-1] == "inherited" and not found.entering

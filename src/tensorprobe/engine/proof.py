@@ -23,6 +23,7 @@ from tensorprobe.judge.policy import POLICIES, Policy
 from tensorprobe.model import DTYPES
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import STATUSES, Divergence, Proof, Proving, Region, RegionProof
+from tensorprobe.model.level import Level
 from tensorprobe.model.measured import STATISTICS, VALUES, Measured, Opinions
 from tensorprobe.model.precheck import Checked
 from tensorprobe.model.reason import NotReplayed, Unmeasured
@@ -122,7 +123,8 @@ class Prover:
         backwards = {forward: at for at, forward in enumerate(calls.forward) if forward >= 0}
         positions: dict[int, int] = {}
         for at in sorted(wanted):
-            positions.setdefault(calls.forward[at] if calls.direction[at] == "backward" else at, at)
+            linked = calls.direction[at] == "backward" and calls.level[at].links_backward
+            positions.setdefault(calls.forward[at] if linked else at, at)
         positions.pop(-1, None)
         blamed = [
             at
@@ -188,7 +190,7 @@ class Prover:
 def replay_divergence(finders: Finders, divergence: Divergence) -> tuple[Proof | None, Replayed]:
     """Return what a replay says of a diverging call, and the script of the side that is wrong."""
     names = (divergence.call, divergence.candidate_call)
-    backward = divergence.direction == "backward"
+    backward = divergence.direction == "backward" and divergence.level.links_backward
     held = finders[0].run.segment(divergence.step, divergence.rank).index().entries
     repeat = next((entry.repeat for entry in held if (entry.line, entry.name) == (divergence.index, names[0])), 0)
     replies: list[Replayed] = []
@@ -217,7 +219,8 @@ def replay_divergence(finders: Finders, divergence: Divergence) -> tuple[Proof |
         )
     except (_NotProvable, StartFailed, TensorprobeError, OSError) as failed:
         return None, Replayed(reason=str(failed).splitlines()[0])
-    rows = [[row for row in side.rows if row.direction == divergence.direction] for side in replies[0].sides]
+    way = "backward" if backward else "forward"
+    rows = [[row for row in side.rows if row.direction == way] for side in replies[0].sides]
     random = any(side.random for side in replies[0].sides)
     return _proof(*rows, random=random) if rows else None, replies[0]
 
@@ -234,7 +237,7 @@ def replay_region(finders: Finders, region: Region) -> RegionProof:
         held: dict[str, str | None] = {}
         """Forward call → its backward, if that is in the region."""
         for name in names:
-            forward = forward_name(name)
+            forward = _linked_forward(name)
             held[forward or name] = name if forward else held.get(name)
         named: list[list[str]] = []
         parcels = []
@@ -254,7 +257,7 @@ def replay_region(finders: Finders, region: Region) -> RegionProof:
         def take(number: int, content: bytes, side: str = side, named: list[list[str]] = named) -> None:
             (found,) = msgspec.msgpack.decode(content, type=list[SideRows])
             for name in named[number]:
-                way = "backward" if forward_name(name) else "forward"
+                way = "backward" if _linked_forward(name) else "forward"
                 results = {row.result for row in found.rows if row.direction == way}
                 if "fail" in results:
                     wrong.append(f"{side} {name}")
@@ -272,6 +275,11 @@ def replay_region(finders: Finders, region: Region) -> RegionProof:
         except (StartFailed, TensorprobeError, OSError) as failed:
             unproved[f"a process that replays calls could not start: {str(failed).splitlines()[0]}"] += 1
     return RegionProof(right=len(right), wrong=wrong, unproved=dict(unproved))
+
+
+def _linked_forward(name: str) -> str:
+    """Return the forward call that a backward is replayed with; empty for a forward, and for an ATen op, which stands alone."""
+    return forward_name(name) if Level.of(name).links_backward else ""
 
 
 def _task(finder: CallFinder, name: str, backward: str | None, repeat: int, most_bytes: int) -> tuple[SideTask, int]:

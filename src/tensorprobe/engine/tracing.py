@@ -59,14 +59,18 @@ class CallFinder:
             return None
 
     def values(self, name: str, repeat: int, slot: str) -> Array | None:
-        """Return the values of a slot, of a large one the first; None where they were not recorded or cannot be read."""
+        """Return the values of a slot, of a large one the first; None where they were not recorded or cannot be read.
+
+        Complex numbers are pairs of numbers.
+        """
         call = self.find(name, repeat)
         found = None if call is None else next((each for each in call.slots if each.name == slot), None)
         try:
             if found is None or not found.has_data:
                 return None
             held = found.stored()
-            return widen(held.reshape(-1)[:MOST_UPDATED] if held.size > MOST_UPDATED else held, found.dtype)
+            first = widen(held.reshape(-1)[:MOST_UPDATED] if held.size > MOST_UPDATED else held, found.dtype)
+            return numpy.stack((first.real, first.imag)) if first.dtype.kind == "c" else first
         except (RunDamaged, TensorDamaged):
             return None
 

@@ -65,10 +65,15 @@ class Graph:
         return found
 
     def summands(self, row: int) -> list[int]:
-        """Return the gradients that autograd has added up to the gradient of a result, which this row of a backward call is."""
+        """Return the gradients that autograd has added up to what this row is: the gradient of a result or of a parameter."""
         calls, rows = self._measured.calls, self._measured.rows
         call = int(rows.call[row])
         forward = calls.forward[call]
+        if not rows.made[row] and (role := rows.roles.get(row, "")).startswith("gradient "):
+            parts = [part for part in self._gradients.get(role, ()) if rows.call[part] < call]
+            whole = all(calls.level[int(rows.call[part])].is_module for part in parts)
+            parts = [part for part in parts if calls.level[int(rows.call[part])].is_module is whole]
+            return parts if len(parts) > 1 else []  # what is not the one that was recorded was changed by somebody
         if forward < 0 or rows.made[row]:
             return []
         result = self.row(forward, f"output{rows.slot[row].removeprefix('input')}")
@@ -91,6 +96,17 @@ class Graph:
     def _unique(self) -> Sequence[Array]:
         """For each side, whether no other row holds the same."""
         return [(numpy.bincount(side + 1)[side + 1] == 1) | (side < 0) for side in self._measured.rows.content]
+
+    @cached_property
+    def _gradients(self) -> dict[str, list[int]]:
+        """By role of a parameter's gradient, the rows of backward calls that made parts of it."""
+        found: dict[str, list[int]] = {}
+        calls, rows = self._measured.calls, self._measured.rows
+        for row, role in sorted(rows.roles.items()):
+            backward = rows.made[row] and calls.direction[int(rows.call[row])] == "backward"
+            if backward and role.startswith("gradient "):
+                found.setdefault(role, []).append(row)
+        return found
 
     @cached_property
     def _backwards(self) -> dict[int, list[int]]:

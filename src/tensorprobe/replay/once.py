@@ -42,6 +42,9 @@ class Replay:
     outputs are arguments as the call left them. `saved` are values of outputs that gradients are computed with.
     """
 
+    whole = False
+    """Whether the gradient given for an output holds what comes from the call's other outputs, too, as that of an LSTM cell."""
+
     def __init__(
         self,
         call: Call,
@@ -113,12 +116,22 @@ class Replay:
         if not outputs or not wanted:
             return {}
         coming = [given[name].to(output.dtype).to(output.device) for name, output in outputs.items()]
+        if self.whole:
+            coming = [own - inner for own, inner in zip(coming, _between(list(outputs.values()), coming), strict=True)]
         found = torch.autograd.grad(list(outputs.values()), list(wanted.values()), coming, allow_unused=True)
         return {
             name if name.startswith("parameters") else f"output{name[5:]}": gradient
             for name, gradient in zip(wanted, found, strict=True)
             if gradient is not None
         }
+
+
+def _between(outputs: list[torch.Tensor], coming: list[torch.Tensor]) -> Iterator[torch.Tensor | float]:
+    """Yield for each output the gradient that it gets from the other outputs, which are computed from it."""
+    for at, output in enumerate(outputs):
+        others, theirs = outputs[:at] + outputs[at + 1 :], coming[:at] + coming[at + 1 :]
+        (inner,) = torch.autograd.grad(others, [output], theirs, allow_unused=True, retain_graph=True)
+        yield 0.0 if inner is None else inner
 
 
 def outsized(call: Call, most_bytes: int) -> str | None:

@@ -81,6 +81,8 @@ class Runs:
 
     saved: Tensors | None = None
     """Values to use for outputs that the forward saves for its backward."""
+    whole = False
+    """Whether the gradients of outputs hold what comes from other outputs of the call, too."""
 
     def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
         self.call, self.inputs, self._conditions = call, inputs, conditions
@@ -160,7 +162,9 @@ class Runs:
         else:  # seeding every device takes as long as the replay
             torch.default_generator.manual_seed(seed)
         given = self.inputs if inputs is None else inputs
-        return Replay(self.call.model, given, device=device, precision=precision, saved=self.saved)
+        replay = Replay(self.call.model, given, device=device, precision=precision, saved=self.saved)
+        replay.whole = self.whole
+        return replay
 
     def _wide(self) -> Replay | Exception:
         """Return the reference in the precision of the standard, or a narrower one if the op has no such kernel."""

@@ -110,7 +110,7 @@ class AloneRun:
         self._session.state.detaches = True
 
     def _mark(self, outputs: Tensors, call: OpenCall, start: int) -> None:
-        for node in find_boundary(find_roots(outputs, start), {}, start)[0]:
+        for node in find_boundary(find_roots(outputs, start), {}, start).nodes:
             node.metadata[NODE_KEY] = self._session.origin(call)
 
     @contextlib.contextmanager

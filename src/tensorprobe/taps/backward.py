@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -24,8 +24,10 @@ LEAF = 1 << 62
 _CAST_DEPTH = 4
 
 Edges = dict[Any, str]
+"""A node and its number, or the id of a leaf → the slot of its gradient."""
 
-
+SlotIndices = list[tuple[str, int]]
+"""Slots, each with the index of its gradient among those of a node."""
 Take = Callable[[Tensors], list[Any]]
 Found = list[tuple[str, torch.Tensor | None]]
 
@@ -94,6 +96,22 @@ class Watch:
         current.outputs += self._take_outputs([(slot, gradient) for slot, gradient in found if gradient is not None])
         return new
 
+    def keep_own(self, task: int, found: Found) -> bool:
+        """Keep what this call adds to the gradient of a cast that later calls may share, until the cast passes it on."""
+        current, new = self._pass(task)
+        for slot, gradient in found:
+            if gradient is not None:
+                current.own.setdefault(slot, []).append(gradient)
+        return new
+
+    def without_others(self, task: int, found: Found, given: torch.Tensor | None) -> Found:
+        """Return the gradients behind a cast to which `given` came; where other calls share the cast, what this call added."""
+        kept = self._pass(task)[0].own
+        return [
+            (slot, _own_share(kept.pop(slot), gradient, given) if slot in kept else gradient)
+            for slot, gradient in found
+        ]
+
     def arrived(self, task: int, edges: int) -> None:
         """Count edges whose gradients have come. The call ends with the last."""
         current = self._passes[task]
@@ -139,7 +157,7 @@ class Watch:
 class _Pass:
     """What one pass of the engine has brought so far."""
 
-    __slots__ = ("inputs", "left", "missing", "outputs", "sums")
+    __slots__ = ("inputs", "left", "missing", "outputs", "own", "sums")
 
     def __init__(self, missing: int, several: dict[str, int]) -> None:
         self.missing = missing
@@ -147,6 +165,19 @@ class _Pass:
         self.outputs: list[Any] = []
         self.left = dict(several)
         self.sums: dict[str, torch.Tensor] = {}
+        self.own: dict[str, list[torch.Tensor]] = {}
+
+
+def _own_share(own: list[torch.Tensor], gradient: torch.Tensor | None, given: torch.Tensor | None) -> Any:
+    """Return the gradient if nobody else added to it, else the sum of `own`."""
+    if len(own) == 1 and own[0] is given:
+        return gradient
+    with quiet():
+        total = own[0]
+        for each in own[1:]:  # in the order of the engine
+            total = total + each
+        for_all = given is not None and given.shape == total.shape and torch.equal(given, total)
+    return gradient if for_all else total
 
 
 def edges_of(tensors: Tensors) -> Edges:
@@ -176,10 +207,19 @@ def find_roots(outputs: Tensors, start: int, *, mutates: bool = True) -> dict[An
     return roots
 
 
-def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> tuple[set[Any], dict[Any, list[tuple[str, int]]]]:
-    """Return all nodes of the call, and those that pass a gradient to an input: (slot, index in its result)."""
+class Boundary(NamedTuple):
+    """All nodes of a call, and those that pass a gradient to an input, or to the cast of a parameter that autocast keeps."""
+
+    nodes: set[Any]
+    to_inputs: dict[Any, SlotIndices]
+    to_casts: dict[Any, SlotIndices]
+
+
+def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> Boundary:
+    """Return the nodes of a call, walking from its roots."""
     nodes, todo = set(roots), list(roots)
-    boundary: dict[Any, list[tuple[str, int]]] = {}
+    boundary: dict[Any, SlotIndices] = {}
+    casts: dict[Any, SlotIndices] = {}
     while todo:
         node = todo.pop()
         for place, (target, number) in enumerate(node.next_functions):
@@ -191,13 +231,15 @@ def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> tuple[set[
             elif sequence < start or (target, number) in edges:
                 slot = edges.get((target, number)) or _through_casts(target, number, edges)
             else:
+                if (slot := _through_casts(target, number, edges)) is not None:
+                    casts.setdefault(node, []).append((slot, place))
                 if target not in nodes:
                     nodes.add(target)
                     todo.append(target)
                 continue
             if slot is not None:
                 boundary.setdefault(node, []).append((slot, place))
-    return nodes, boundary
+    return Boundary(nodes, boundary, casts)
 
 
 def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
@@ -213,18 +255,19 @@ def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
     return None
 
 
-SlotIndices = list[tuple[str, int]]
-"""Slots, each with the index of its gradient among those of a node."""
 Guard = Callable[[Watch, Callable[[int], bool]], None]
 
 
-def install(watch: Watch, roots: dict[Any, SlotIndices], boundary: dict[Any, SlotIndices], guard: Guard) -> None:
+def install(watch: Watch, roots: dict[Any, SlotIndices], found: Boundary, guard: Guard) -> None:
     """Register the hooks. `guard` runs what they do as tool code, with the number of the engine's pass.
 
     A node that is both root and boundary, like the only node of a simple op, needs one hook: after it, both sides are known.
     A node written in Python needs two, because it may change its inputs in place.
     """
+    boundary = found.to_inputs
     watch.expect([slot for places in boundary.values() for slot, _ in places])
+    for node, places in found.to_casts.items():
+        node.register_hook(_before_cast(watch, places, guard))
     for node, places in roots.items():
         if _is_simple(node, boundary):
             node.register_hook(_around_node(watch, places, boundary[node], guard))
@@ -246,11 +289,21 @@ def _before_node(watch: Watch, places: SlotIndices, guard: Guard) -> Callable[..
     return hook
 
 
+def _before_cast(watch: Watch, places: SlotIndices, guard: Guard) -> Callable[..., None]:
+    def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
+        guard(watch, lambda task: watch.keep_own(task, _pick(inputs, places)))
+
+    return hook
+
+
 def _around_node(watch: Watch, out_places: SlotIndices, in_places: SlotIndices, guard: Guard) -> Callable[..., None]:
     def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
         def take(task: int) -> bool:
             new = watch.gradients_of_outputs(task, _pick(outputs, out_places)) if out_places else False
-            new = watch.gradients_of_inputs(task, _pick(inputs, in_places)) or new
+            found = _pick(inputs, in_places)
+            if len(outputs) == 1:
+                found = watch.without_others(task, found, outputs[0])
+            new = watch.gradients_of_inputs(task, found) or new
             watch.arrived(task, len(in_places))
             return new
 

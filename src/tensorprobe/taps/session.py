@@ -345,7 +345,7 @@ class Session:
             return
         roots = find_roots(outputs, call.start)
         if roots:
-            _, boundary = find_boundary(roots, call.edges, call.start)
+            boundary = find_boundary(roots, call.edges, call.start)
             forward = call.event
             parent = None if forward.parent is None else backward_of(forward.parent)
             about = Event(
@@ -361,7 +361,7 @@ class Session:
         """Store in each node of a call whose it is, for ATen calls made in its backward."""
         roots = find_roots(outputs, call.start)
         if roots:
-            for node in find_boundary(roots, call.edges, call.start)[0]:
+            for node in find_boundary(roots, call.edges, call.start).nodes:
                 inner: Origin | None = node.metadata.get(NODE_KEY)
                 within = () if inner is None else (inner.call, *inner.within)
                 node.metadata[NODE_KEY] = self.origin(call, within)
