@@ -31,7 +31,10 @@ setup(
             sources=[f"{SOURCE}/_fast.c"],
             depends=[
                 *(f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "peak")),
-                *(f"{SOURCE}/_fast_{name}.h" for name in ("mode", "roles", "scan", "stacks")),
+                *(
+                    f"{SOURCE}/_fast_{name}.h"
+                    for name in ("mode", "pack", "record", "roles", "scan", "slots", "stacks", "values")
+                ),
             ],
             define_macros=STABLE_ABI,
             py_limited_api=True,

@@ -38,7 +38,7 @@
 #define CAPSULE "tensorprobe.fast"
 
 /* What the array holds that Python and this file share. HEAD and FREE_TO are positions, which only grow; POPULATED is a place in the ring. */
-enum { HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN };
+enum { HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN, SLOTS_TAKEN };
 
 /* Methods of the tensor type, looked up once; they serve its subclass for parameters too. */
 enum { IS_CONTIGUOUS, IS_NEG, IS_CONJ, CONST_DATA_PTR, NUMEL, STORAGE_OFFSET, STRIDE, METHODS };
@@ -52,7 +52,7 @@ typedef struct {
     int64_t *state;
 } Context;
 
-static PyObject *s_dtype, *s_is_cpu, *s_shape, *s_requires_grad, *s_pieces;
+static PyObject *s_dtype, *s_is_cpu, *s_shape, *s_requires_grad, *s_pieces, *s_busy;
 
 /* Addresses are asked for without a right to write, which leaves a lazy clone shared; before torch 2.13 there is only data_ptr. */
 static PyObject *find_method(PyObject *tensor_type, int method) {
@@ -162,6 +162,11 @@ static int is_true(PyObject *value) {
     return answer;
 }
 
+/* What an attribute is: 1 for True, 0 for anything else, -1 on error. */
+static int flag_of(PyObject *object, PyObject *name) {
+    return is_true(PyObject_GetAttr(object, name));
+}
+
 static PyObject *ask(const Context *c, int method, PyObject *tensor) {
     return PyObject_CallFunctionObjArgs(c->methods[method], tensor, NULL);
 }
@@ -237,7 +242,8 @@ static int put(const Context *c, PyObject *piece, unsigned long long address, in
     if (pieces == NULL) return -1;
     char *to = c->ring + position % c->ring_size;
     const char *from = (const char *)(uintptr_t)address;
-    if (nbytes >= LARGE_BYTES) {
+    if (address == 0) { /* it is there already */
+    } else if (nbytes >= LARGE_BYTES) {
         Py_BEGIN_ALLOW_THREADS
         copy_past_caches(to, from, (size_t)nbytes);
         Py_END_ALLOW_THREADS
@@ -318,10 +324,14 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return slots;
 }
 
-#include "_fast_mode.h"
+#include "_fast_pack.h"
 #include "_fast_roles.h"
 #include "_fast_scan.h"
+#include "_fast_slots.h"
 #include "_fast_stacks.h"
+#include "_fast_values.h"
+#include "_fast_record.h"
+#include "_fast_mode.h"
 
 static int fits(PyObject *number) {
     int overflow;
@@ -428,6 +438,7 @@ static PyMethodDef methods[] = {
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, "Copy the plain ones of these tensors into the ring."},
     {"flatten", (PyCFunction)(void (*)(void))flatten, METH_FASTCALL, "Name the tensors among these values."},
     {"mode_type", mode_type, METH_O, "A subclass of a function mode that handles plain calls in C."},
+    {"recording", make_recording, METH_VARARGS, "What recording plain calls needs to know, once for each probe."},
     {"mark", (PyCFunction)(void (*)(void))mark_roles, METH_FASTCALL, "Write the roles of tensors into their slots."},
     {"walker", make_walker, METH_O, "What `walk` needs to know, once for each probe."},
     {"walk", (PyCFunction)(void (*)(void))walk_stack, METH_FASTCALL, "The stack of a frame, as a key."},
@@ -447,7 +458,14 @@ PyMODINIT_FUNC PyInit__fast(void) {
         {&s_f_back, "f_back"}, {&s_f_lasti, "f_lasti"}, {&s_torch_function, "__torch_function__"}, {&s_quick, "quick"},
         {&s_plain, "is_plain"}, {&s_state, "state"}, {&s_busy, "busy"}, {&s_recording, "recording"}, {&s_before, "_before"},
         {&s_parameters, "_parameters"}, {&s_buffers, "_buffers"}, {&s_grad, "grad"}, {&s_is_leaf, "is_leaf"}, {&s_role, "role"},
-        {&s_finish, "_finish"}, {&s_raised, "_raised"},
+        {&s_finish, "_finish"}, {&s_raised, "_raised"}, {&s_is_quick, "is_quick"}, {&s_name, "name"}, {&s_mutates, "mutates"},
+        {&s_dict, "__dict__"}, {&s_recompute, "recompute"}, {&s_modules, "modules"}, {&s_calls, "calls"}, {&s_phase, "phase"},
+        {&s_ordinal, "ordinal"}, {&s_outer_stack, "outer_stack"}, {&s_region, "region"}, {&s_out, "out"}, {&s_numbers, "_numbers"},
+        {&s_recorded, "recorded"}, {&s_blocks, "blocks"}, {&s_queue, "_queue"}, {&s_microbatch, "microbatch"}, {&s_number, "number"},
+        {&s_ids, "_ids"}, {&s_send, "send"}, {&s_set_aside, "set_aside"}, {&s_tree, "tree"}, {&s_results, "results"}, {&s_edges, "edges"},
+        {&s_follow, "follow"}, {&s_learn, "learn"}, {&s_discard, "discard"}, {&s_tool_failed, "tool_failed"}, {&s_class_name, "__name__"},
+        {&s_care, "care"}, {&s_states, "_states"}, {&s_optimizer, "_optimizer"}, {&s_look_outside, "_look_outside"},
+        {&s_known_outside, "_known_outside"}, {&s_token, "token"}, {&s_summary, "summary"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if ((*names[i].place = PyUnicode_InternFromString(names[i].text)) == NULL) return NULL;

@@ -1,17 +1,12 @@
 /* What a function mode does about the calls that need no thought: torch asks a mode by a C string, and gets this instead of
  * its method `__torch_function__`. Python code and torch.compile ask by a Python string, and get the method.
  *
- * The mode's `quick` is (plans, plan of what is no operation, session, handling, is_compiling, is_tracing). Whatever is not
+ * The mode's `quick` is (plans, plan of what is no operation, session, handling, is_compiling, is_tracing, recording). Whatever is not
  * plain goes to the method, which does the same. There is no frame of ours above the call, so warnings name the program's line.
  */
-static PyObject *s_torch_function, *s_quick, *s_plain, *s_state, *s_busy, *s_recording, *s_before, *s_finish, *s_raised;
+static PyObject *s_torch_function, *s_quick, *s_plain, *s_state, *s_recording, *s_before, *s_finish, *s_raised;
 
-enum { PLANS, NOT_AN_OP, SESSION, HANDLING, IS_COMPILING, IS_TRACING, QUICK_WIDTH };
-
-/* What an attribute is: 1 for True, 0 for anything else, -1 on error. */
-static int flag_of(PyObject *object, PyObject *name) {
-    return is_true(PyObject_GetAttr(object, name));
-}
+enum { PLANS, NOT_AN_OP, SESSION, HANDLING, IS_COMPILING, IS_TRACING, RECORD, QUICK_WIDTH };
 
 /* The program's error is being raised: have it recorded. What is raised meanwhile takes its place, with it as context. */
 static void record_raised(PyObject *handling, PyObject *call) {
@@ -96,7 +91,10 @@ static int handle_quickly(PyObject *quick, PyObject *func, PyObject *args, PyObj
         if (handling != Py_None) handled = flag_of(plan, s_plain);
         if (handled == 1) handled = flag_of(session, s_recording);
         if (handled == 1) handled = (state = PyObject_GetAttr(session, s_state)) == NULL ? -1 : is_free(quick, state);
-        if (handled == 1) {
+        PyObject *recording = PyTuple_GetItem(quick, RECORD);
+        const int recorded = handled != 1 || recording == Py_None ? 0 : record_call(recording, func, plan, state, args, kwargs, result);
+        if (recorded < 0) handled = -1;
+        if (handled == 1 && !recorded) {
             *result = run_described(handling, func, plan, state, args, kwargs);
             if (*result == NULL) clear_busy(state);
         }

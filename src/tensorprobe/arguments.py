@@ -33,12 +33,12 @@ _NAMED = {torch.dtype: "torch.dtype", torch.layout: "torch.layout", torch.memory
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> tuple[list[Any], Any]:
     """Add the tensors of a call to `tensors` as `input.0`, `input.1.0`, `input.kwargs.mask`; the two trees come back."""
     if fast is not None and len(args) <= _MANY:
-        tree = fast.flatten(args, _INPUTS, _REFERENCES, torch.Tensor, tensors, _walk)
+        tree = fast.flatten(args, _INPUTS, _REFERENCES, torch.Tensor, tensors, describe)
     else:
-        tree = [_walk(value, _INPUTS[i] if i < _MANY else f"input.{i}", tensors) for i, value in enumerate(args)]
+        tree = [describe(value, _INPUTS[i] if i < _MANY else f"input.{i}", tensors) for i, value in enumerate(args)]
     if not kwargs:
         return tree, None
-    return tree, {key: _walk(value, f"input.kwargs.{key}", tensors) for key, value in kwargs.items()}
+    return tree, {key: describe(value, f"input.kwargs.{key}", tensors) for key, value in kwargs.items()}
 
 
 def flatten_result(result: Any, tensors: Tensors, side: str = "output") -> None:
@@ -47,28 +47,29 @@ def flatten_result(result: Any, tensors: Tensors, side: str = "output") -> None:
         tensors.append((f"{side}.0", result))
     elif isinstance(result, (tuple, list)):
         for i, value in enumerate(_entries(result)):
-            _walk(value, _OUTPUTS[i] if side == "output" and i < _MANY else f"{side}.{i}", tensors)
+            describe(value, _OUTPUTS[i] if side == "output" and i < _MANY else f"{side}.{i}", tensors)
     elif isinstance(result, dict):
         for key, value in dict.items(result):
-            _walk(value, f"{side}.{key}", tensors)
+            describe(value, f"{side}.{key}", tensors)
     elif result is not None and hasattr(result, "__dataclass_fields__"):
         for key in result.__dataclass_fields__:
-            _walk(getattr(result, key, None), f"{side}.{key}", tensors)
+            describe(getattr(result, key, None), f"{side}.{key}", tensors)
 
 
 def describe_result(result: Any) -> Any:
     """Return the tree of a result, with slots named as `flatten_result` names them: a list of results, or a tree with names."""
     if isinstance(result, tuple):
-        tree = _walk(result, "output", [])
+        tree = describe(result, "output", [])
         return tree if "fields" in tree else tree["value"]
     if isinstance(result, torch.Tensor):
         return [{"slot": "output.0"}]
     if (names := getattr(result, "__dataclass_fields__", None)) is not None:
         result = {name: getattr(result, name, None) for name in names}
-    return [_walk(result, "output", [])]
+    return [describe(result, "output", [])]
 
 
-def _walk(value: Any, path: str, tensors: Tensors) -> Any:
+def describe(value: Any, path: str, tensors: Tensors) -> Any:
+    """Return the tree of a value; the tensors in it are added under names that begin with `path`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append((path, value))
@@ -78,15 +79,15 @@ def _walk(value: Any, path: str, tensors: Tensors) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {"type": "float", "value": _name_float(value)}
     if kind is list:
-        return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
+        return [describe(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
     if isinstance(value, tuple):
-        entries = [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(_entries(value))]
+        entries = [describe(entry, f"{path}.{i}", tensors) for i, entry in enumerate(_entries(value))]
         tree = {"type": "torch.Size" if kind is torch.Size else "tuple", "value": entries}
         if (fields := getattr(kind, "_fields", None)) is not None:
             tree["fields"] = [str(field) for field in fields]
         return tree
     if isinstance(value, dict):
-        return {"type": "dict", "value": {str(k): _walk(v, f"{path}.{k}", tensors) for k, v in dict.items(value)}}
+        return {"type": "dict", "value": {str(k): describe(v, f"{path}.{k}", tensors) for k, v in dict.items(value)}}
     return _describe(value, kind, path, tensors)
 
 
@@ -102,7 +103,7 @@ def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
         return {"type": "torch.device", "value": str(value)}
     if kind is slice:
         parts = (value.start, value.stop, value.step)
-        return {"type": "slice", "value": [_walk(p, f"{path}.{i}", tensors) for i, p in enumerate(parts)]}
+        return {"type": "slice", "value": [describe(p, f"{path}.{i}", tensors) for i, p in enumerate(parts)]}
     if kind is complex:
         return {"type": "complex", "value": [_name_float(value.real), _name_float(value.imag)]}
     if value is ...:
@@ -110,9 +111,11 @@ def _describe(value: Any, kind: type, path: str, tensors: Tensors) -> Any:
     if kind.__qualname__ in _REDUCTIONS and kind.__module__.startswith("torch."):
         return {"type": "torch.distributed.ReduceOp", "value": _name_reduction(value)}
     if isinstance(value, list):
-        return [_walk(entry, f"{path}.{i}", tensors) for i, entry in enumerate(_entries(value))]
+        return [describe(entry, f"{path}.{i}", tensors) for i, entry in enumerate(_entries(value))]
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        fields = {key: _walk(getattr(value, key, None), f"{path}.{key}", tensors) for key in value.__dataclass_fields__}
+        fields = {
+            key: describe(getattr(value, key, None), f"{path}.{key}", tensors) for key in value.__dataclass_fields__
+        }
         return {"type": "dict", "value": fields}
     return {"type": "object", "value": _short_name(value)}
 

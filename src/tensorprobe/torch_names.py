@@ -350,7 +350,7 @@ GradScaler: Any = need(
 _get_autocast_dtype: Any = need(
     "get_autocast_dtype",
     since="2.4",
-    before="functions for each device: torch.is_autocast_enabled (CUDA), is_autocast_cpu_enabled and so on",
+    before="a function for each device: torch.is_autocast_cpu_enabled …",
     instead=None,
 )
 
@@ -403,6 +403,8 @@ setup_python_backend: Any = need(
     before="nothing: sim.enable refuses",
     instead=None,
 )
+exchange_api: Any = need("_C._dlpack_exchange_api", since="2.10", before="C copies, Python records", instead=None)
+is_lazy_clone: Any = need("_C._is_cow_tensor", since="2.3", before="no lazy clones", instead=None)
 StorageWeakRef: Any = need("multiprocessing.reductions.StorageWeakRef")
 
 # What a tensor is, past any property, method or __getattribute__ of its class. Call them with overrides off.

@@ -327,7 +327,7 @@ def check_mode(loops: ModuleType) -> None:
     plans = {len: Plan(), int: Plan(), abs: nothing}
     for fails in ("", "unwanted", "before", "finish", "raised"):
         handling.fails = fails
-        mode.quick = (plans, nothing, Session(), handling, no, no)
+        mode.quick = (plans, nothing, Session(), handling, no, no, None)
         for _ in range(50):
             for func, args, kwargs in (
                 (len, ("abc",), None),
@@ -342,7 +342,7 @@ def check_mode(loops: ModuleType) -> None:
                 except Rude as error:
                     demand(func is len or func is int, f"{error!r} from {func}")
     demand(set(left) == {max}, f"left to the method: {set(left)}")
-    for wrong in (None, (), (3, nothing, 0, None, no, no)):
+    for wrong in (None, (), (3, nothing, 0, None, no, no, None)):
         mode.quick = wrong
         demand(handler(len, (), ("ab",), None) == 2 and left[-1] is len, f"{wrong} as what is quick")
     demand(refused(handler) and refused(handler, 1, 2, 3, 4, 5) and refused(loops.mode_type, 3), "senseless calls")

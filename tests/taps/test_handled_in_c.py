@@ -8,21 +8,21 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tensorprobe import _fast as native
 from tensorprobe import arguments
-from tensorprobe.record import snapshot
-from tensorprobe.taps import function_tap, probe, stacks, training
+from tensorprobe.record import snapshot, writer
+from tensorprobe.taps import function_tap, probe, quick, stacks, training
 from tests.taps.tiny import record
 
 Pool = list[Tensor]
@@ -82,7 +82,70 @@ def train(pool: Pool) -> None:
     del model[0]
 
 
+def layouts(pool: Pool) -> None:
+    """Strides of every kind: permuted blocks, holes, overlap, sizes 1 and 0, no axis at all, more than the ring takes at once."""
+    base = torch.arange(120.0).reshape(2, 3, 4, 5)
+    for view in (base.permute(3, 1, 0, 2), base[:, ::2], base[:, :1].transpose(0, 2), base[..., 1:2], base[:0].mT):
+        view.neg()
+        view.to(torch.bfloat16).t() if view.dim() == 2 else view.half().abs()
+    torch.ones(3).expand(2, 3).neg()
+    torch.tensor(3).add(1)
+    base.as_strided((2, 2), (1, 1)).neg()
+    torch.ones(1, 4).t().neg()
+    torch.ones(4, 70).double().t()[::3].neg()
+
+
+def kinds(pool: Pool) -> None:
+    """Dtypes, and tensors that the table of torch cannot show or shows as another."""
+    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64, torch.float16, torch.complex64):
+        torch.ones(3, dtype=dtype).reshape(1, 3).clone()
+    (torch.ones(2, dtype=torch.complex64) * 2j).conj().imag.abs()
+    torch._neg_view(pool[0]).sum()
+    torch.ones(2, 2).to_sparse().coalesce().to_dense()
+    torch.ones(2, device="meta").add(1)
+    torch.vmap(torch.sin)(pool[0])
+    with torch.inference_mode():
+        pool[0].add(1).add_(1)
+    pool[0].detach().as_subclass(type("Odd", (Tensor,), {})).add(1)
+    torch._lazy_clone(pool[0]).sum()
+
+
+def values(pool: Pool) -> None:
+    """Arguments of every kind."""
+    pool[0].clamp(min=float("-inf"), max=2**40)
+    pool[0].sum(dim=(0, -1), dtype=torch.float64)
+    torch.full((2, 3), float("nan"), device="cpu")
+    pool[0].reshape(pool[0].shape).view(-1)[1:3].unsqueeze(0)
+    pool[0].index_put((torch.tensor([0]), torch.tensor([1])), torch.tensor(5.0))
+    torch.stack([pool[0], pool[1]], dim=0).unbind(0)
+    torch.nn.functional.pad(pool[0], [1, 1], mode="constant", value=True)
+    pool[0].to("cpu", torch.float64, copy=True, memory_format=torch.contiguous_format)
+    pool[0].max(dim=0).values.add(pool[0].topk(1)[1], alpha=-300)
+    torch.tensor([2**62]).mul(-(2**62)).add(-129).add(70_000).add(255)
+    torch.split(pool[0], [1, 2]), pool[0].chunk(2), torch.meshgrid(pool[0][0], pool[0][1], indexing="ij")
+
+
+def graph(pool: Pool) -> None:
+    """What hangs in the graph where: one input twice, views, changes in place, several results, a cached cast."""
+    weight = torch.ones(3, 3, requires_grad=True)
+    other = torch.ones(3, requires_grad=True)
+    left, right = (weight * weight).split([1, 2])
+    view = weight.clone()
+    view[0].mul_(other)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.nn.functional.linear(torch.nn.functional.linear(pool[0], weight, other), weight)
+    total = left.sum() + right.max(0).values.sum() + view.sum() + found.float().sum()
+    total = total + torch.lerp(weight, other, 0.5).sum() + torch.cat([weight, weight]).mean()
+    (total + torch.einsum("ij,jk->ik", weight, weight).sum()).backward(retain_graph=True)
+    total.backward()
+    pool[0] = (weight.grad - weight.grad.mean()).clamp(-3, 3)  # type: ignore[union-attr]
+
+
 OPS: list[Callable[[Pool], None]] = [
+    layouts,
+    kinds,
+    values,
+    graph,
     fail,
     warn,
     backward,
@@ -101,26 +164,28 @@ OPS: list[Callable[[Pool], None]] = [
 @contextmanager
 def in_python() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arguments, snapshot, stacks, training):
+        for module in (arguments, quick, snapshot, stacks, training):
             patch.setattr(module, "fast", None)
         patch.setattr(probe, "function_tap_type", function_tap.FunctionTap)
         yield
 
 
 def lines(run: Any) -> list[Any]:
-    fields = ("name", "dtype", "shape", "stride", "device", "grad", "summary", "digest", "skipped", "role")
+    fields = "name dtype shape stride device grad summary digest nbytes skipped written role".split()
     return [
         (
-            *(call.name, call.parent, call.raised, call.phase, repr(call.args), repr(call.kwargs), call.stack),
-            [[getattr(slot, field) for field in fields] for slot in call.slots],
+            *(call.name, call.parent, call.module, call.raised, call.phase, call.microbatch, call.thread, call.repeat),
+            *(repr(call.args), repr(call.kwargs), call.stack),
+            [repr([getattr(slot, field) for field in fields]) for slot in call.slots],  # a NaN does not equal itself
         )
         for call in run.calls()
     ]
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.sampled_from(OPS), min_size=1, max_size=8))
-def test_any_sequence_of_calls_is_recorded_alike(ops: list[Callable[[Pool], None]]) -> None:
+@given(st.lists(st.sampled_from(OPS), min_size=1, max_size=8), st.sampled_from(["tensor", "summary"]))
+@example(OPS, "tensor")
+def test_any_sequence_of_calls_is_recorded_alike(ops: list[Callable[[Pool], None]], mode: str) -> None:
     def program() -> None:
         torch.manual_seed(1)
         pool = [torch.randn(3, 3), torch.randn(3, 3)]
@@ -128,9 +193,9 @@ def test_any_sequence_of_calls_is_recorded_alike(ops: list[Callable[[Pool], None
             op(pool)
 
     with tempfile.TemporaryDirectory() as folder:
-        in_c = lines(record(Path(folder) / "c", program, mode="tensor"))
+        in_c = lines(record(Path(folder) / "c", program, mode=mode))
         with in_python():
-            assert in_c == lines(record(Path(folder) / "python", program, mode="tensor"))
+            assert in_c == lines(record(Path(folder) / "python", program, mode=mode))
 
 
 def test_plain_calls_and_questions_never_reach_the_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,24 +234,29 @@ def test_error_of_an_op_comes_from_the_programs_line(tmp_path: Path) -> None:
     assert [call.raised for call in run.calls() if call.op == "Torch.mm" and call.raised] == ["RuntimeError"]
 
 
+@pytest.mark.parametrize(("owner", "method"), [(function_tap.Describing, "_raised"), (writer.RunWriter, "send")])
 def test_exception_raised_while_an_error_is_recorded_has_it_as_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str
 ) -> None:
+    if owner is function_tap.Describing:
+        monkeypatch.setattr(function_tap, "recording_in_c", lambda *_: None)
+
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     def program() -> None:
-        one = torch.ones(2)
-        one.mul(one)
-        monkeypatch.setattr(function_tap.Describing, "_raised", interrupted)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            one.mul(torch.ones(3))
+        one, other = torch.ones(2), torch.ones(3)
+        for by in (one, other):  # on one line: its stack is known the second time
+            if by is other:
+                monkeypatch.setattr(owner, method, interrupted)
+            with pytest.raises(KeyboardInterrupt) if by is other else nullcontext() as caught:
+                one.mul(by)
         monkeypatch.undo()
         assert isinstance(caught.value.__context__, RuntimeError)
         one.mul(one)
 
     run = record(tmp_path / "run", program, mode="tensor")
-    assert [call.op for call in run.calls()] == ["Torch.ones", "Tensor.mul", "Torch.ones", "Tensor.mul"]
+    assert [call.op for call in run.calls()] == ["Torch.ones", "Torch.ones", "Tensor.mul", "Tensor.mul"]
 
 
 def test_roles_are_those_that_the_owner_still_holds() -> None:
@@ -250,7 +320,7 @@ def frames_in(key: bytes | tuple[int, ...]) -> tuple[int, ...]:
 @given(st.integers(1, 400), st.integers(0, 400), st.booleans())
 def test_stacks_walked_in_c_are_those_of_the_twin(depth: int, outer_at: int, met: bool) -> None:
     book, twin = stacks.StackBook(), stacks.StackBook()
-    twin._walker = None
+    twin.walker = None
 
     def deeper(left: int, outers: list[Any]) -> None:
         frame = sys._getframe()

@@ -101,6 +101,8 @@ class Sink:
     """Why the sink gave up, if it did. The probe reports it in a warning at the end."""
     ended_by = ""
     """The exception that ends the program, if one does: set before `close`."""
+    in_c: Any = None
+    """Optional: a context of `_fast.c` and the writer of its ring. Plain calls then go there from C, past `take` and `call`."""
     slots_taken = 0
     slots_skipped: Mapping[str, int] = MappingProxyType({})
     bytes_seen = 0

@@ -111,6 +111,11 @@ class RunSink(Sink):
         return self._writer.failure
 
     @property
+    def in_c(self) -> tuple[Any, RunWriter] | None:
+        """What C records plain calls with; None where it does not copy their tensors."""
+        return None if self._snapshots.context is None else (self._snapshots.context, self._writer)
+
+    @property
     def slots_taken(self) -> int:  # type: ignore[override]
         """How many tensors were taken."""
         return self._snapshots.slots

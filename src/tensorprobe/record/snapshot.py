@@ -20,7 +20,7 @@ from tensorprobe.model.event import NO_TOKEN, SlotEvent
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.numerics.device_summary import device_moments
 from tensorprobe.record.elements import is_dense
-from tensorprobe.record.writer import BYTES_SEEN, RunWriter
+from tensorprobe.record.writer import BYTES_SEEN, SLOTS_TAKEN, RunWriter
 from tensorprobe.torch_names import quiet
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -37,17 +37,22 @@ class Snapshots:
     def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
         self._writer = writer
         self._put = writer.put
-        self._context = None
+        self.context: Any = None
+        """For C: what copying plain tensors needs to know."""
         if fast is not None and mode != "structure" and not floating_only:
             ring, size, largest = writer.ring
             state = writer.state.buffer_info()[0]
-            self._context = fast.context(_Tensor, _Parameter, _DTYPES, SlotEvent, writer, ring, size, state, largest)
+            self.context = fast.context(_Tensor, _Parameter, _DTYPES, SlotEvent, writer, ring, size, state, largest)
         self._structure = mode == "structure"
         self._summary_only = mode == "summary"
         self._floating_only = floating_only
         self._devices: dict[torch.device, str] = {}
-        self.slots = 0
         self.skipped: Counter[str] = Counter()
+
+    @property
+    def slots(self) -> int:
+        """How many tensors were taken."""
+        return self._writer.state[SLOTS_TAKEN]
 
     @property
     def bytes_seen(self) -> int:
@@ -61,9 +66,9 @@ class Snapshots:
         """
         if not tensors:
             return []
-        if self._context is not None and not but:
+        if self.context is not None and not but:
             with self._writer.lock:
-                slots: list[SlotEvent] = fast.take(self._context, tensors)  # type: ignore[union-attr]
+                slots: list[SlotEvent] = fast.take(self.context, tensors)  # type: ignore[union-attr]
             if not all(slots):
                 with_care = iter(
                     self._take_with_care(
@@ -73,7 +78,7 @@ class Snapshots:
                 slots = [next(with_care) if slot is None else slot for slot in slots]
         else:
             slots = self._take_with_care(tensors, but, reason)
-        self.slots += len(slots)
+        self._writer.state[SLOTS_TAKEN] += len(slots)
         return slots
 
     def tokens(self, slots: list[SlotEvent]) -> list[int]:

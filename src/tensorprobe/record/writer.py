@@ -47,7 +47,7 @@ _SHOWN_S = 0.05
 close_watch: Callable[[int, int], None] | None = None
 """Shows how far the end of a run has come, where a person waits for it; `tensorprobe capture` sets it in the program it runs."""
 # Places in `RunWriter.state`, which the C loop of capture reads and writes too.
-HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN = range(5)
+HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN, SLOTS_TAKEN = range(6)
 _DEFAULT_RING_BYTES = 128 << 20
 
 
@@ -73,7 +73,7 @@ class RunWriter:
         self.lock = threading.RLock()
         self._encode = msgspec.msgpack.Encoder().encode
         self.pieces: list[tuple[int, int, int, bool]] = []
-        self.state = array("q", [0, ring_bytes, 0, 0, 0])
+        self.state = array("q", [0, ring_bytes, 0, 0, 0, 0])
         self._largest = ring_bytes // 4
         self._memcpy = implementation().copy
         self._out, self._written = b"", list[int]()
@@ -116,7 +116,7 @@ class RunWriter:
 
     @property
     def ring(self) -> tuple[int, int, int]:
-        """Return address, size, and the largest tensor that goes into it in one piece: for the C loop of capture, under `lock`."""
+        """Return address, size, and the largest tensor that goes into it in one piece: for the C loops of capture, under `lock`."""
         return self._address, self._size, self._largest
 
     def put(self, copies: list[tuple[int, int, int]]) -> int:
@@ -282,12 +282,16 @@ class RunWriter:
         """Send the fields of a `Frame`. Call it under the lock."""
         if self.failure is not None or self._closed:
             return
+        body = self._encode(frame)  # first: a call that cannot be encoded must not take the pieces with it
+        self.send(len(body).to_bytes(4, "little") + body, frame[1] if len(frame) == 2 else None)
+
+    def send(self, data: bytes, event: Event | None = None) -> None:
+        """Send a frame that is encoded and has all `pieces`. Call it under the lock. C does, for the calls it records."""
+        if self.failure is not None or self._closed:
+            return
         if self._out:
             self._drain()  # the program raised an exception into the last one
-        body = self._encode(frame)  # first: a call that cannot be encoded must not take the pieces with it
-        data = len(body).to_bytes(4, "little") + body
-        # From here on the frame is sent: at once, or by the next one.
-        self.pieces, self._out, self.last_sent = [], data, frame[1] if len(frame) == 2 else None
+        self.pieces, self._out, self.last_sent = [], data, event  # from here on it is sent: at once, or by the next one
         self._stay_warm()
         self._drain()
 

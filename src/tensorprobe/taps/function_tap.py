@@ -28,6 +28,7 @@ from tensorprobe.taps.collectives import Collectives
 from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, WITH_INDICES, as_given, is_held, spell_operator
 from tensorprobe.taps.override_free import PLAIN_FUNCTIONS, is_overridden, opened_function, original_of
 from tensorprobe.taps.plans import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
+from tensorprobe.taps.quick import recording_in_c
 from tensorprobe.taps.session import OpenCall, Session, ThreadState
 from tensorprobe.taps.sites import call_at, placed
 
@@ -75,7 +76,8 @@ class FunctionTap(TorchFunctionMode):
         describes = isinstance(handling, Describing) and handling.is_plain
         of_ours = not (self._names_operators or self._only)
         self.quick = (
-            plans, NOT_AN_OP, session, handling if describes and of_ours else None, _is_compiling, _is_tracing
+            plans, NOT_AN_OP, session, handling if describes and of_ours else None, _is_compiling, _is_tracing,
+            recording_in_c(session, plans) if describes and of_ours else None,
         )  # fmt: skip
         """For C: see `_fast_mode.h`."""
 

@@ -63,6 +63,7 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     - `has_parts`: what it calls is seen without a body: a function of the program's own.
     - `original`: the function of torch, where the program has put another in its place.
     - `is_plain`: written in C, and executed as it is called: C code may handle the call.
+    - `is_quick`: plain, and all it does is to return tensors, or to change the one it returns: C code may record the call.
     """
 
     name: str
@@ -83,6 +84,7 @@ class FunctionPlan(msgspec.Struct, frozen=True):
     has_parts: bool = False
     original: Any = None
     is_plain: bool = False
+    is_quick: bool = False
 
     def overwritten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call is going to change, as far as its function and its arguments say."""
@@ -129,6 +131,9 @@ def plan_function(func: Any, only: frozenset[str] = frozenset()) -> FunctionPlan
     mutates = distributed or mutates
     overwrites = _overwritten_by(func, writes, mutates)
     code = getattr(func, "__code__", None)
+    workspace = WORKSPACES.get(short_name(canonical), "")
+    is_plain = code is None and body is None and not allocates and isinstance(func, IN_C)
+    is_odd = distributed or receives or workspace or (mutates and not in_place) or canonical.startswith("Ops.")
     return FunctionPlan(
         canonical,
         mutates,
@@ -142,8 +147,9 @@ def plan_function(func: Any, only: frozenset[str] = frozenset()) -> FunctionPlan
         has(canonical, Trait.VIEW),
         distributed or body is not None,
         code,
-        is_plain=code is None and body is None and not allocates and isinstance(func, IN_C),
-        workspace=WORKSPACES.get(short_name(canonical), ""),
+        is_plain=is_plain,
+        is_quick=is_plain and not is_odd,
+        workspace=workspace,
         body=body,
     )
 

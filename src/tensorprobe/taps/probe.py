@@ -254,6 +254,8 @@ class Probe:
         self._collectives = Collectives(session)
         self._recompute = RecomputeTap(session)
         self._machinery = MachineryTap(session)
+        if self._sink.needs.roles:
+            session.training = Training(session, self._names)
         self._steps = StepTap(self._next_step, by_optimizer=self._steps_by == "optimizer")
         dispatch = DispatchTap(session, self._collectives) if level.has_aten else None
         alone = None if self._sink.needs.alone is None else AloneRun(self._sink.needs.alone, session, dispatch)
@@ -275,8 +277,7 @@ class Probe:
             session, self._names, self._steps, record=level.has_modules, before=self._before_outermost
         )
         self._taps = [self._modules, self._recompute, self._collectives, self._machinery]
-        if self._sink.needs.roles:
-            session.training = Training(session, self._names)
+        if session.training is not None:
             self._taps.append(session.training)
         self._taps.append(self._steps)  # after the others that watch optimizers: it begins the next step
         if level.has_api and handling is describing and rules.inner:

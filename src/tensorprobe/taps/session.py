@@ -124,7 +124,7 @@ class Session:
         self.notes: Counter[str] = Counter()
         self.recorded = self.filtered = self.failed = 0
         self.first_error: str | None = None
-        self._stacks = stacks
+        self.stacks = stacks
         self._first_numbers = dict(rules.numbers)
         self._numbers: dict[str, int] = {}
         self._repeats: dict[str, int] = {}
@@ -134,7 +134,7 @@ class Session:
         self.unwritten = Unwritten(self._take_note)
         self.training: Training | None = None
         take = self._take
-        self._wants_all = selection.everything()
+        self.wants_all = selection.everything()
         self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
         _live[:] = [known for known in _live if known() is not None] + [weakref.ref(self)]
 
@@ -189,8 +189,8 @@ class Session:
                 self._numbers, self._first_numbers = self._first_numbers, {}
             self._repeats = {}
         self.selection.begin_step()
-        if self._stacks is not None:
-            self._stacks.clear()
+        if self.stacks is not None:
+            self.stacks.clear()
         self.sink.begin_step(step)
 
     def number(self, op: str, recompute: Recompute | None) -> int:
@@ -232,7 +232,7 @@ class Session:
             name, back = level.call_names(op, number)
             modules = state.modules
             path = module if module is not None else modules[-1] if modules else ""
-            wanted = self._wants_all or self.selection.wants(op, name, back, path, state.calls, state.phase)
+            wanted = self.wants_all or self.selection.wants(op, name, back, path, state.calls, state.phase)
             if not (wanted.forward or wanted.backward):
                 self.filter_out()
                 return None
@@ -303,7 +303,7 @@ class Session:
         elif level is Level.ATEN and state.call_stack is not None:
             stack = state.call_stack  # that of the API call it is made in
         else:
-            stack = None if self._stacks is None else self._stacks.current(self.sink, state.outer_stack)
+            stack = None if self.stacks is None else self.stacks.current(self.sink, state.outer_stack)
         parent = state.calls[-1] if state.calls else state.region
         call = None if origin is None else origin.call
         phase, training, microbatch = state.phase, self.training, None
@@ -439,10 +439,10 @@ class Session:
 
     def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
         """Return the stack of the module tap's caller. Call it from the frame that stays until the module has returned."""
-        if self._stacks is None:
+        if self.stacks is None:
             return None
         frame = sys._getframe(1)
-        return OuterStack(frame, self._stacks.walk(frame.f_back, outer))
+        return OuterStack(frame, self.stacks.walk(frame.f_back, outer))
 
     def filter_out(self) -> None:
         """Count a call that is not wanted."""

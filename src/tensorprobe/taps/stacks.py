@@ -57,7 +57,8 @@ class StackBook:
         self._next = 0
         self._shown: dict[int, bool] = {}
         self._codes: list[CodeType] = []  # kept alive, so that no other code object gets the identity of one of them
-        self._walker = None if fast is None else fast.walker(FrameType)
+        self.walker: Any = None if fast is None else fast.walker(FrameType)
+        """For C: it has met these codes."""
 
     def clear(self) -> None:
         """Start a step: stacks that were sent before are sent again."""
@@ -72,17 +73,17 @@ class StackBook:
         """
         found = self.walk(sys._getframe(2), outer)
         number = self._ids.get(found)
+        return self.number(found, sys._getframe(2), sink) if number is None else number
+
+    def number(self, found: Key, frame: FrameType | None, sink: Sink) -> int:
+        """Return the number of a stack that was not met in this step. C asks for it, too."""
+        frames = _describe(frame, self._shown)
+        number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
         if number is None:
-            frames = _describe(sys._getframe(2), self._shown)
-            number = self._sent.get(tuple(frames))  # two calls on one line differ in their instructions only
-            if number is None:
-                number, self._next = (
-                    self._next,
-                    self._next + 1,
-                )  # first: if the program interrupts us here, it is not used
-                sink.stack(number, frames)
-                self._sent[tuple(frames)] = number
-            self._ids[found] = number
+            number, self._next = self._next, self._next + 1  # first: if the program interrupts us here, it is not used
+            sink.stack(number, frames)
+            self._sent[tuple(frames)] = number
+        self._ids[found] = number
         return number
 
     def walk(self, frame: FrameType | None, outer: OuterStack | None) -> Key:
@@ -90,9 +91,9 @@ class StackBook:
 
         A code object is never used as a key itself: its hash covers the whole bytecode and is computed each time.
         """
-        if self._walker is not None:
+        if self.walker is not None:
             end, known = (None, b"") if outer is None else outer
-            key: bytes = fast.walk(self._walker, frame, end, known, self._meet)  # type: ignore[union-attr]
+            key: bytes = fast.walk(self.walker, frame, end, known, self.meet)  # type: ignore[union-attr]
             return key
         return self._walk(frame, outer)
 
@@ -106,14 +107,15 @@ class StackBook:
             code = id(frame.f_code)
             show = shown.get(code)
             if show is None:
-                show = self._meet(frame.f_code)
+                show = self.meet(frame.f_code)
             if show:
                 key.append(code)
                 key.append(frame.f_lasti)
             frame = frame.f_back
         return tuple(key)
 
-    def _meet(self, code: CodeType) -> bool:
+    def meet(self, code: CodeType) -> bool:
+        """Return whether frames of this code, which was not met before, are shown."""
         self._codes.append(code)
         show = self._shown[id(code)] = _is_of_program(code)
         return show
