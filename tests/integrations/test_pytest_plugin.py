@@ -59,6 +59,7 @@ def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder
     told = run_pytest(folder, "--tensorprobe-report", "out", code=1, FACTOR="1.01")
     comment = (folder / "out" / "step.md").read_text()
     assert comment.startswith("### tensorprobe: the runs diverge at `Tensor.mul.0.forward`\n")
+    assert "- baseline: `goldens/step.tpz` (`sketch`" in comment
     assert "| source | `test_it.py:9`" in comment and "<html" in (folder / "out" / "step.html").read_text()[:300]
     assert "golden step.tpz: DIVERGED  first at step 0, rank 0: Tensor.mul.0.forward" in told
     assert "test_it.py:9" in told
