@@ -70,6 +70,11 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, told: str) -> None:
     assert re.search(told.replace("[", r"\["), done.stderr), done.stderr
 
 
+def test_a_misspelt_variable_is_named(tmp_path: Path) -> None:
+    done = run_tool(["compare", "a", "b"], tmp_path, code=2, TENSORPROBE_COMPARE_POLICYY="bitwise")
+    assert "'TENSORPROBE_COMPARE_POLICYY' in the environment. Did you mean 'TENSORPROBE_COMPARE_POLICY'?" in done.stderr
+
+
 def test_a_pyproject_of_others_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[broken\n")
     assert config(tmp_path, "compare")["jobs"] == ("1", "default")

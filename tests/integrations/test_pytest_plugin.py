@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 LIMIT_S = 240
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "test_golden.py"
 
 TEST = """
 import os, torch
@@ -41,9 +43,11 @@ def run_pytest(folder: Path, *options: str, code: int = 0, **environment: str) -
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("suite")
     (place / "test_it.py").write_text(TEST)
+    shutil.copy(EXAMPLE, place)
     (place / "pytest.ini").write_text("[pytest]\n")
     told = run_pytest(place, "-n", "1", "-p", "xdist")
     assert re.search(r"tensorprobe: wrote goldens/step.tpz \([\d,]+ bytes\)\. Commit it\.", told)
+    assert "wrote goldens/train-step.tpz" in told
     return place
 
 
@@ -51,10 +55,11 @@ def test_a_planted_change_fails_with_the_call_named_and_update_accepts_it(folder
     golden = folder / "goldens" / "step.tpz"
     before = golden.read_bytes()
     told = run_pytest(folder, "--tensorprobe-strict")
-    assert "1 passed" in told and "wrote" not in told
+    assert "2 passed" in told and "wrote" not in told
     told = run_pytest(folder, "--tensorprobe-report", "out", code=1, FACTOR="1.01")
     comment = (folder / "out" / "step.md").read_text()
     assert comment.startswith("### tensorprobe: the runs diverge at `Tensor.mul.0.forward`\n")
+    assert "- baseline: `goldens/step.tpz` (`sketch`" in comment
     assert "| source | `test_it.py:9`" in comment and "<html" in (folder / "out" / "step.html").read_text()[:300]
     assert "golden step.tpz: DIVERGED  first at step 0, rank 0: Tensor.mul.0.forward" in told
     assert "test_it.py:9" in told

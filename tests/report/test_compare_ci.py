@@ -28,7 +28,7 @@ def test_markdown_has_the_divergence_as_a_table() -> None:
         "| call | `Torch.matmul.12.forward` |\n"
         "| module | `layers.7.mlp.down_proj` |\n"
         "| source | `model.py:88` `y = x @ w` |\n"
-        "| inputs | inputs agree exactly |\n"
+        "| inputs | agree exactly |\n"
         "| tensor | `output.0` (`bfloat16` `[8, 4096]`) |\n"
         "| error | max \\|Δ\\| 3.1e-02 at [4, 17], relative L2 2.4e-01 (allowed 1.6e-02) |\n"
         "| verdict | introduced here |\n\n"

@@ -74,7 +74,7 @@ def test_the_catalog_is_listed() -> None:
     lines = done.stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("layer-norm-nan-third-step "))
     assert lines[at].endswith("One NaN in a layer norm in the third step.")
-    assert lines[at + 1].strip() == "strikes the 13th native_layer_norm"
+    assert lines[at + 1].strip() == "affects the 13th native_layer_norm"
     listed = {entry["name"]: entry["strikes"] for entry in json.loads(run(*PROGRAM, "sim", "--list", "--json").stdout)}
     assert listed["linear-scale"] == "every addmm in module blocks.1.attn.qkv"
     assert listed["bf16-linear-scale"] == "every addmm, from the 3rd on, of dtype bfloat16"

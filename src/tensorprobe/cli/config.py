@@ -9,6 +9,7 @@ A flag beats a variable, a variable beats the file, the file beats the default. 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from tensorprobe.text import plain
 PREFIX = "TENSORPROBE"
 _NAMES = ("tensorprobe.toml", "pyproject.toml")
 _SECTION = "tool.tensorprobe"
+_FAULTS = "TENSORPROBE_SIM_FAULTS"
+"""Read by the simulated device, and no setting."""
 _LEFT_OUT = ("help", "install_completion", "show_completion")
 
 
@@ -51,11 +54,17 @@ def register(app: typer.Typer) -> None:
 
 
 def apply_file(context: typer.Context) -> None:
-    """Make the settings of the file the defaults of the command that is called."""
+    """Make the settings of the file the defaults of the command that is called. UnknownSetting for a misspelt variable."""
+    commands = context.command.commands  # type: ignore[attr-defined]
+    name = context.invoked_subcommand
+    if name is not None and name in commands:
+        known = [param.envvar or _variable(name, param.name) for param in commands[name].params]
+        for given in os.environ:
+            if given.startswith(_variable(name, "")) and given not in (*known, _FAULTS):
+                raise UnknownSetting(f"unknown variable {given!r} in the environment.{did_you_mean(given, known)}")
     found = find_file(Path.cwd())
     if found is None:
         return
-    commands = context.command.commands  # type: ignore[attr-defined]
     context.default_map = {
         name: _read_table(found, name, table, commands, context) for name, table in found.tables.items()
     }

@@ -72,7 +72,7 @@ def _print_catalog(as_json: bool) -> None:
     width = max(len(entry.name) for entry in ENTRIES)
     for entry in ENTRIES:
         typer.echo(f"{entry.name:{width}}  {entry.about}")
-        typer.echo(f"{'':{width}}  strikes {entry.fault.waits_for}")
+        typer.echo(f"{'':{width}}  affects {entry.fault.waits_for}")
     typer.echo(
-        "In a program without that module or call, a fault strikes another call of the op, from the second pass on."
+        "In a program without that module or call, a fault affects another call of the op, from the second pass on."
     )

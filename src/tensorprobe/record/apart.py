@@ -1,8 +1,8 @@
-"""Descriptors and processes of ours inside a program that does not know about them.
+"""Keeps our descriptors and processes out of the way of a program that does not know about them.
 
-A program may close every descriptor it did not open, count on the next free number, wait for any child, or handle SIGCHLD.
-So our descriptors have high numbers and are closed only while they are still ours, and our helper processes are nobody's
-children and send no signal.
+A program may close every descriptor it did not open, rely on the next free number, wait for any child, or handle SIGCHLD.
+So our descriptors have high numbers, and we close them only while they are still ours. Our helper processes are no children
+of the program and send no signal.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Identity = tuple[int, int]
 
 
 class OwnFile:
-    """A descriptor of ours. Takes over `fd`, which may get another number."""
+    """A descriptor that belongs to us. It takes over `fd`, possibly under another number."""
 
     def __init__(self, fd: int) -> None:
         self.fd = _move_up(fd)
         self._identity = _identity(self.fd)
 
     def close(self) -> None:
-        """Close it, unless the program did and the number now belongs to another file."""
+        """Close it, unless the program has, and the number now belongs to another file."""
         fd, self.fd = self.fd, -1
         if fd != -1 and _identity(fd) == self._identity:
             os.close(fd)
@@ -75,7 +75,7 @@ def _identity(fd: int) -> Identity | None:
 
 @contextlib.contextmanager
 def unseen_children() -> Iterator[None]:
-    """Children that begin and end inside send no SIGCHLD to a handler of the program, if this is the main thread."""
+    """Start and end child processes inside without a SIGCHLD to a handler of the program, if this is the main thread."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -98,7 +98,7 @@ def _has_dead_child() -> bool:
 
 @contextlib.contextmanager
 def files_of(nbytes: int) -> Iterator[None]:
-    """Inside, shared memory of this size can be made, whatever the program's limit for its files is. OSError where it cannot.
+    """Allow shared memory of this size inside, whatever the program's limit for file sizes is. OSError if that is impossible.
 
     The system counts such memory as a file. Growing one beyond the limit would end the process by a signal.
     """
@@ -116,7 +116,7 @@ def files_of(nbytes: int) -> Iterator[None]:
 
 
 def life_of(pid: int) -> Callable[[], bool]:
-    """Return a function that says whether this process, another one, is still running."""
+    """Return a function that says whether another process is still running."""
     try:
         handle = os.pidfd_open(pid)  # not confused by a zombie, nor by a new process with the old number
     except ProcessLookupError:

@@ -1,9 +1,8 @@
 """`tensors.bin`: the values of one step and rank, mapped into memory when the first value is needed.
 
-In: slots, which are trusted in nothing. Out: a memoryview of exactly the slot's bytes, or TensorDamaged before a byte
-is touched.
-The mapping is private: who writes into a tensor read from it changes neither the file nor another reader's run
-(but does change what a later read of the same `Run` gives: equal tensors share their bytes. Clone before writing).
+In: slots, of which nothing is trusted. Out: a memoryview of exactly the slot's bytes, or TensorDamaged before a byte is
+read. The mapping is private: writing into a tensor changes neither the file nor another reader's run. It does change what
+the same `Run` reads later, because equal tensors share their bytes. Clone before writing.
 """
 
 from __future__ import annotations

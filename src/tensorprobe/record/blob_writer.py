@@ -1,6 +1,6 @@
 """Appends tensors to `tensors.bin`.
 
-Comes in: bytes. Goes out: the offset at which they will stand. `flush()` returns when everything appended is in the file.
+In: bytes. Out: the offset that they will have. `flush()` returns when everything appended is in the file.
 Data is gathered in large aligned buffers and written by a thread of its own, past the page cache where the file system
 allows it (O_DIRECT): that is steadier and leaves the processor to the training. Equal bytes are written once.
 """
@@ -24,7 +24,7 @@ _ZEROS = bytes(ALIGNMENT)
 class BlobWriter:
     """One `tensors.bin`, being written. The first failure to write is raised by the call that meets it.
 
-    `written_to` is the length up to which the file is whole: after a failure nothing is written any more, so there are no holes.
+    `written_to` is the length up to which the file is complete. Nothing is written after a failure, so there are no holes.
     """
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
@@ -42,19 +42,19 @@ class BlobWriter:
 
     @property
     def size_bytes(self) -> int:
-        """How long the file will be when everything appended is written."""
+        """The length of the file once everything appended is written."""
         return self._start + self._used
 
     def find(self, digest: str, nbytes: int) -> int | None:
-        """Where these bytes stand already, if they do."""
+        """Return the offset of these bytes if they are stored already."""
         return self._offsets.get((digest, nbytes))
 
     def remember(self, digest: str, nbytes: int, offset: int) -> None:
-        """Let `find` answer for bytes that were just appended."""
+        """Make `find` know the bytes that were just appended."""
         self._offsets[digest, nbytes] = offset
 
     def append(self, data: memoryview) -> int:
-        """Add bytes, padded to the alignment; their offset comes back."""
+        """Add bytes, padded to the alignment, and return their offset."""
         offset, used = self.size_bytes, self._used
         end = used + len(data)
         next_used = aligned(end)
@@ -86,7 +86,7 @@ class BlobWriter:
             self.extend(memoryview(bytes(missing)))
 
     def rewind(self, offset: int) -> bool:
-        """Forget what was appended from `offset` on; false when that has left the buffer already."""
+        """Forget what was appended from `offset` on. Return False if it has left the buffer already."""
         if offset < self._start:
             return False
         self._used = offset - self._start
@@ -150,7 +150,7 @@ class BlobWriter:
 
 
 def _open(path: Path, direct: bool) -> tuple[int, bool]:
-    """An open file and whether it takes aligned writes past the page cache."""
+    """Return an open file, and whether it takes aligned writes past the page cache."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     if direct and hasattr(os, "O_DIRECT"):
         try:

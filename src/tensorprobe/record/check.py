@@ -1,4 +1,4 @@
-"""Check a whole run against every rule of docs/format.md, without stopping at the first broken one.
+"""Check a whole run against every rule of docs/format.md, and list all that are broken.
 
 In: an open run. Out: a `Verification` that counts what was checked and lists what is wrong. With `data=True` every
 stored byte is read and its digest recomputed, which finds flipped bits. Nothing is repaired or written.

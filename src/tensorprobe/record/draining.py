@@ -1,9 +1,9 @@
-"""A recorder that outlives its trainer: when to wait for it before a run is read.
+"""When to wait, before reading a run, for a recorder that has outlived its trainer.
 
-From before it starts until it ends, the recorder holds an exclusive lock on the open `rank{R}.json` of its rank. When the
-trainer is dead and that lock is still held, the recorder is emptying its buffers, and a moment of patience gives the
-whole record. In every other case nobody waits: a living trainer may go on for days, and a process on another machine
-cannot be asked.
+From before it starts until it ends, the recorder holds an exclusive lock on the open `rank{R}.json` of its rank. If the
+trainer is dead and the lock is still held, the recorder is emptying its buffers, and a short wait gives the complete
+record. In all other cases nothing waits: a living trainer may go on for days, and a process on another machine cannot
+be asked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LARGEST_PID = 2**31 - 1
 
 
 def wait_for_recorder(root: Path, parts: Mapping[int, RankPart], *, patience_s: float = PATIENCE_S) -> bool:
-    """Wait while recorders of dead trainers hold their locks, `patience_s` at most; whether any waiting was done."""
+    """Wait for recorders of dead trainers, at most `patience_s` seconds. Return whether it waited at all."""
     draining = [rank for rank, part in parts.items() if _trainer(part) == "dead" and _is_locked(root, rank)]
     deadline = time.monotonic() + patience_s
     for rank in draining:
@@ -40,12 +40,12 @@ def wait_for_recorder(root: Path, parts: Mapping[int, RankPart], *, patience_s: 
 
 
 def trainer_is_alive(part: RankPart) -> bool:
-    """Whether the part is open and its process is at work on this machine; False too when that cannot be known."""
+    """Return whether the part is open and its process runs on this machine; False also if that is unknown."""
     return _trainer(part) == "alive"
 
 
 def _trainer(part: RankPart) -> Literal["alive", "dead", "unknown"]:
-    """What became of the process that left the part open."""
+    """Return what became of the process that left the part open."""
     if part.closed or fcntl is None or part.host != socket.gethostname() or not 0 < part.pid <= _LARGEST_PID:
         return "unknown"
     try:

@@ -1,4 +1,4 @@
-"""How a run ended: which ranks finished, and where the others stop.
+"""How a run ended: which ranks finished, and where the others stopped.
 
 In: an open run. Out: an `End` for each rank that did not finish, and a sentence about them. A rank that was killed stops in
 the middle of a step, or between two. Its part says which step was the last to end; a part of version 1 does not, and there
@@ -19,14 +19,14 @@ from tensorprobe.record.run_folder import attempts
 from tensorprobe.text import counted, ranges
 
 _OUTSIDE = ("KeyboardInterrupt", "SystemExit")
-"""Exceptions with which somebody ends a program that does nothing wrong."""
+"""Exceptions that end a program although nothing is wrong with it."""
 _SHOWN = 8
 _MESSAGE = 100
 """Characters of an exception that are printed."""
 
 
 class End(NamedTuple):
-    """Where a rank stops."""
+    """The place where a rank stopped."""
 
     whole: int
     """The last whole step; -1 when there is none."""
@@ -35,12 +35,12 @@ class End(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether the program ended itself: then the calls that follow in the other run are a difference."""
+        """Whether the program ended by itself: then the calls that follow in the other run are a difference."""
         return bool(self.raised) and not self.raised.startswith(_OUTSIDE)
 
 
 def find_ends(run: Run) -> dict[int, End]:
-    """Return where each rank stops that did not finish."""
+    """Return where each unfinished rank stopped."""
     steps_of: dict[int, list[int]] = {}
     for step, rank in run.segments():
         steps_of.setdefault(rank, []).append(step)
@@ -59,7 +59,7 @@ def find_ends(run: Run) -> dict[int, End]:
 
 
 def lacks_rank(run: Run, rank: int) -> bool:
-    """Return whether this rank was to be recorded and left nothing. A dump of another tool need not hold every rank."""
+    """Return whether this rank was selected and left nothing. A dump of another tool need not hold every rank."""
     if rank in run.ranks or rank >= run.manifest.world_size or not any(part.pid for part in run.parts.values()):
         return False
     chosen = _numbers(run.manifest.settings.get("ranks"))

@@ -39,7 +39,7 @@ def open_file(root: Path, *parts: str) -> int:
 
 
 def read_whole(root: Path, *parts: str, limit: int | None = None) -> bytes:
-    """The content of a file of the run; RunDamaged when it has more than `limit` bytes (by default `max_read_bytes`)."""
+    """Return the content of a file of the run. RunDamaged if it has more than `limit` bytes (by default `max_read_bytes`)."""
     descriptor = open_file(root, *parts)
     with os.fdopen(descriptor, "rb"):
         try:

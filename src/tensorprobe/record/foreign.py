@@ -1,4 +1,4 @@
-"""What readers of other tools' dumps share: finding the reader, and making a `Run` of what it read.
+"""Finds the reader for another tool's dump, and makes a `Run` of what it read.
 
 Importing this imports neither torch nor numpy, and no reader.
 """
@@ -51,7 +51,7 @@ def open_foreign(path: Path, data: Path | None) -> Run | None:
 
 
 def _all_readers() -> Iterator[Reader]:
-    """Registered readers first. Entry points are looked up only when none of those takes the path."""
+    """Yield the registered readers, then those of entry points, which are looked up only if needed."""
     yield from list(READERS.values())
     yield from (reader for reader in _installed_readers() if reader.name not in READERS)
 

@@ -1,4 +1,4 @@
-"""What a user may write for calls: a name, the start of one, a glob, a module path, or `module:` and a path.
+"""How a user names calls: by a name, the start of one, a glob, a module path, or `module:` and a path.
 
 `Functional.conv2d.1` is its forward and its backward, `Functional.conv2d` every call of the op, `*.linear.*` a glob. If no call
 has such a name, it is taken for the path of a module: `blocks.0.attention` is every call made in it. `module:blocks.*.attention`
@@ -15,7 +15,7 @@ MODULE = "module:"
 
 
 def name_fits(name: str, wanted: str) -> bool:
-    """Return whether a call is called so: the name, its start up to a dot, or a glob."""
+    """Return whether this text names the call: its name, the start of it up to a dot, or a glob."""
     return name == wanted or name.startswith(wanted + ".") or fnmatchcase(name, wanted)
 
 

@@ -1,4 +1,4 @@
-"""What `tensorprobe inspect` shows, gathered from an open run: the run as a whole, or one call with sample values.
+"""Gathers what `tensorprobe inspect` shows from an open run: the run as a whole, or one call with sample values.
 
 In: a `Run`. Out: the structs of `model.overview`, which know nothing of files. Damage is counted and reported, not raised.
 Samples are read through numpy; a tensor of more than `MAX_SCANNED` bytes is not searched for its extremes.

@@ -143,7 +143,7 @@ def _git(*arguments: str) -> str:
 
 
 def _autocast() -> str:
-    """The kinds of device for which autocast is on where the recording begins."""
+    """Return the kinds of device for which autocast is on as the recording begins."""
     from tensorprobe import torch_names
 
     on = []

@@ -1,6 +1,6 @@
-"""The recorder: turns messages and the bytes in the ring into a run on disk.
+"""The recorder: turns messages, and the bytes in the ring, into a run on disk.
 
-It runs in a process of its own, without torch, so that statistics, digests, JSON and the disk take no time of the training's
+It runs in a process of its own, without torch. So statistics, digests, JSON and the disk take no time from the training's
 interpreter. When the trainer is killed, the recorder still writes every call that was handed over. Where a process cannot be
 started, the same code runs in a thread of the trainer.
 
@@ -56,7 +56,7 @@ class TensorFiles(Protocol):
     wants_digest: bool
 
     def store(self, data: memoryview, digest: str) -> int | None:
-        """Return where these bytes are kept; None when they are not."""
+        """Return the offset of these bytes; None if they are not kept."""
 
     def begin(self) -> int | None:
         """Start a tensor that comes in pieces."""
@@ -65,10 +65,10 @@ class TensorFiles(Protocol):
         """Add a piece."""
 
     def end(self, offset: int | None, digest: str, nbytes: int) -> int | None:
-        """End the tensor in pieces; where it is kept."""
+        """End the tensor in pieces, and return its offset."""
 
     def discard(self, offset: int | None) -> None:
-        """No call names these bytes."""
+        """Note that no call names these bytes."""
 
 
 class CallFiles(Protocol):
@@ -76,10 +76,10 @@ class CallFiles(Protocol):
 
     @property
     def tensors(self) -> TensorFiles:
-        """Where the bytes go before the call that names them comes."""
+        """The store for bytes, which arrive before the call that names them."""
 
     def step(self, step: int) -> None:
-        """The calls that follow belong to this step."""
+        """Begin a step: the calls that follow belong to it."""
 
     def stack(self, note: StackNote) -> None:
         """Add a stack."""
@@ -88,7 +88,7 @@ class CallFiles(Protocol):
         """Add a call; `stored` says what became of the bytes of each of its slots."""
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write what is waiting."""
 
     def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
         """Write everything out. Return the part of a rank that ended normally."""
@@ -114,7 +114,7 @@ class Recorder:
         self._populating = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-ring") if apart else None
 
     def run(self) -> None:
-        """Until the trainer closes the run or is gone."""
+        """Record until the trainer closes the run or is gone."""
         self._ring.begin_reading()
         try:
             for batch in self._batches():
@@ -131,7 +131,7 @@ class Recorder:
             self.part = self._files.finish(self._closing, self._orders.trainer_pid)
 
     def _batches(self) -> Iterator[list[Frame]]:
-        """Frames as they come, whole ones only; what a killed trainer left half-written at the end is dropped."""
+        """Yield complete frames as they come. What a killed trainer left half-written at the end is dropped."""
         waiting = bytearray()
         pipe = self._orders.pipe_fd
         os.set_blocking(pipe, False)
@@ -171,11 +171,11 @@ class Recorder:
         return frames, at
 
     def _is_orphan(self) -> bool:
-        """The pipe may be held open by forked workers of a trainer that is gone: then nobody will ever close it."""
+        """Return whether the trainer is gone: its forked workers may hold the pipe open for ever."""
         return self._trainer is not None and not self._trainer()
 
     def _take_pieces(self, pieces: list[Piece]) -> None:
-        """Store the tensors in groups, giving each group's place in the ring back as soon as it is read."""
+        """Store the tensors in groups, and free each group's place in the ring as soon as it is read."""
         group: list[Piece] = []
         group_bytes = 0
         for piece in pieces:
@@ -201,7 +201,7 @@ class Recorder:
         self._give_back(group[-1])
 
     def _store_part(self, piece: Piece) -> None:
-        """One piece of a tensor too large to stand in the ring at once."""
+        """Store one piece of a tensor that is too large for the ring."""
         if self._partial is None:
             self._partial = _PartialTensor(self._tensors.begin())
         partial = self._partial
@@ -222,7 +222,7 @@ class Recorder:
             self._partial = None
 
     def _give_back(self, piece: Piece) -> None:
-        """Everything up to this piece is read. If the trainer is moving into memory it has not used before, get that ready for it."""
+        """Free the ring up to this piece. If the trainer is about to use memory for the first time, prepare it."""
         self._ring.consumed = piece.position + piece.nbytes
         wanted = min(piece.position + _AHEAD_BYTES, self._ring.size_bytes)
         if wanted > self._populated and self._populating is not None:
@@ -269,7 +269,7 @@ def _open_files(orders: Orders) -> CallFiles:
 
 
 def _by_step(frames: list[Frame]) -> Iterator[list[Frame]]:
-    """Cut a batch after each change of step: what comes later must go to other files."""
+    """Split a batch at each change of step: what follows goes to other files."""
     start = 0
     for i, frame in enumerate(frames):
         if isinstance(frame.note, StepNote):

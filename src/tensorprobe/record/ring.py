@@ -1,8 +1,8 @@
 """A first-in-first-out space of bytes, shared between the training process and its recorder.
 
-The trainer reserves a place, copies a tensor into it and goes on; the recorder reads the place and gives it back.
-Positions only grow; the place in memory is the position modulo the size, and a place never wraps round the end.
-How far the recorder has read stands in the first page, so the trainer needs no message back to know what is free.
+The trainer reserves a place, copies a tensor into it and goes on. The recorder reads the place and frees it. Positions
+only grow; the place in memory is the position modulo the size, and a place never wraps round the end. The first page says
+how far the recorder has read, so the trainer needs no message back to know what is free.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 def _find(name: str, result: Any, *arguments: Any) -> Callable[..., int] | None:
-    """A function of the system, or None where there is none."""
+    """Return a function of the system; None if there is none."""
     try:
         found = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError, TypeError):
@@ -80,21 +80,21 @@ class Ring:
 
     @property
     def reader(self) -> int:
-        """The process of the recorder that has begun to read; 0 before."""
+        """The process id of the recorder once it reads; 0 before."""
         return self._header[1]
 
     def begin_reading(self) -> None:
-        """Said by the recorder once it is ready."""
+        """Note that the recorder is ready to read."""
         self._header[1] = os.getpid()
 
     def populate(self, start: int, nbytes: int) -> None:
-        """Have the system put memory behind a part of the ring now, in one go: a fault for each page as it is touched costs far more."""
+        """Let the system allocate the memory of a part of the ring in one go: a page fault for each page costs far more."""
         if _madvise is not None:
             for at in range(start, min(start + nbytes, self.size_bytes), _POPULATE_BYTES):
                 _madvise(self.address + at, min(_POPULATE_BYTES, self.size_bytes - at), _MADV_POPULATE_WRITE)
 
     def view(self, position: int, nbytes: int) -> memoryview:
-        """The bytes at a position."""
+        """Return the bytes at a position."""
         start = _HEADER_BYTES + position % self.size_bytes
         return self._bytes[start : start + nbytes]
 
@@ -120,5 +120,5 @@ def shared_memory(size_bytes: int) -> int:
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment of a tensor."""
+    """Return `nbytes` rounded up to the alignment of a tensor."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT

@@ -127,7 +127,7 @@ class Run:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Every rank that has a part or a call, sorted."""
+        """The ranks that have a part or a call, sorted."""
         return sorted({*self.parts, *(rank for _, rank in self._segments)})
 
     @cached_property
@@ -142,7 +142,7 @@ class Run:
 
     @property
     def coverage(self) -> dict[int, Coverage]:
-        """What each rank saw, and how much of it was recorded."""
+        """The coverage of each rank: what it saw, and how much of that was recorded."""
         return {rank: part.coverage for rank, part in self.parts.items()}
 
     def segments(self, step: int | None = None, rank: int | None = None) -> list[tuple[int, int]]:

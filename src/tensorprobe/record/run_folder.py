@@ -1,6 +1,6 @@
 """The folder of a run, made or refused before anything is recorded.
 
-Ranks do not talk to each other here: each makes what is its own, and the first rank makes the manifest.
+Ranks do not communicate here: each makes its own part, and the first rank makes the manifest.
 """
 
 from __future__ import annotations
@@ -179,23 +179,23 @@ def note_exit_code(run: Path, code: int) -> None:
 
 
 def attempt_place(run: Path) -> Path:
-    """The folder for this process: the run's own, or `attempt1`, `attempt2`, … in it once torchrun has restarted its workers."""
+    """Return the folder for this process: the run's own, or `attempt1`, `attempt2`, … in it after torchrun restarted its workers."""
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return run / f"attempt{int(restarts)}" if restarts.isdecimal() and int(restarts) else run
 
 
 def own_place(run: Path) -> Path:
-    """Return a place inside the run's folder for a process of the same command that has no rank, or one already taken."""
+    """Return a folder inside the run's for a process of the same command whose rank is unknown or already taken."""
     return run / f"process{os.getpid()}"
 
 
 def other_places(run: Path) -> list[Path]:
-    """The places of such processes."""
+    """Return the folders of such processes."""
     return _numbered(run, "process")
 
 
 def attempts(run: Path) -> list[Path]:
-    """The attempts after the first, each a run of its own."""
+    """Return the attempts after the first. Each is a run of its own."""
     return _numbered(run, "attempt")
 
 
@@ -207,7 +207,7 @@ def _numbered(run: Path, kind: str) -> list[Path]:
 
 
 def put_training_first(run: Path) -> None:
-    """Where the first process that called a module only evaluated one, and another one trained, exchange their records."""
+    """Exchange two records if the first process that called a module only evaluated it, and another one trained."""
     for place in other_places(run):
         for part in place.glob("rank*.json"):
             rank = part.stem.removeprefix("rank")
@@ -220,7 +220,7 @@ def put_training_first(run: Path) -> None:
 
 
 def _trained(run: Path, rank: str) -> bool:
-    """Whether a backward was recorded."""
+    """Return whether a backward was recorded."""
     for calls in run.glob(f"step*/rank{rank}/calls.jsonl"):
         with calls.open("rb") as lines:
             if any(b".backward" in line for line in lines):

@@ -107,7 +107,7 @@ class RunSink(Sink):
 
     @property
     def failure(self) -> str | None:  # type: ignore[override]
-        """Why the recorder has ended early."""
+        """The reason why the recorder ended early."""
         return self._writer.failure
 
     @property
@@ -117,17 +117,17 @@ class RunSink(Sink):
 
     @property
     def slots_taken(self) -> int:  # type: ignore[override]
-        """How many tensors were taken."""
+        """The number of tensors that were taken."""
         return self._snapshots.slots
 
     @property
     def slots_skipped(self) -> Mapping[str, int]:  # type: ignore[override]
-        """How many tensors were left out, by reason."""
+        """The number of tensors that were left out, by reason."""
         return self._snapshots.skipped
 
     @property
     def bytes_seen(self) -> int:  # type: ignore[override]
-        """How many bytes of values were read."""
+        """The number of bytes of values that were read."""
         return self._snapshots.bytes_seen
 
     def begin_step(self, step: int) -> None:
@@ -167,13 +167,13 @@ class RunSink(Sink):
         return event is self._writer.last_sent or any(event is waiting for waiting in self._queue)
 
     def drop(self, slots: list[SlotEvent]) -> None:
-        """Have the recorder forget what was copied."""
+        """Let the recorder forget what was copied."""
         tokens = self._snapshots.tokens(slots)
         if tokens:
             self._writer.drop(tokens)
 
     def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> Coverage | None:
-        """End the run and wait until everything is on disk. Nothing, where `open` did not come to its end."""
+        """End the run and wait until everything is on disk. Do nothing if `open` did not finish."""
         if not hasattr(self, "_snapshots"):
             return None
         self._writer.close(msgspec.to_builtins(coverage), coordinates, device, self.ended_by)

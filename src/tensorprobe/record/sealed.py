@@ -30,7 +30,7 @@ FORMAT = "tensorprobe-sealed"
 VERSION = 1
 _GZIP = b"\x1f\x8b"
 _KEPT = ("packages", "switches")
-"""Of the provenance: what changes numbers, and is the same on every machine with the same packages."""
+"""The keys of the provenance that change numbers and are the same on every machine with the same packages."""
 
 
 class _Segment(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Copies tensors as they are at this moment into the ring, or gives the reason why not.
+"""Copies tensors into the ring as they are at this moment, or says why it cannot.
 
 Nothing here keeps a tensor, changes one, or runs code of a tensor subclass. Only torch's own functions are used, with
 overrides, gradients and dispatch modes off.
@@ -32,7 +32,7 @@ _DTYPES: dict[torch.dtype, tuple[str, int, int, bool]] = {
 
 
 class Snapshots:
-    """Takes tensors for one sink. `mode` and `floating_only` decide how much of each; what is left out is counted."""
+    """Takes tensors for one sink. `mode` and `floating_only` decide how much of each is kept. What is left out is counted."""
 
     def __init__(self, writer: RunWriter, *, mode: str, floating_only: bool) -> None:
         self._writer = writer
@@ -56,7 +56,7 @@ class Snapshots:
 
     @property
     def bytes_seen(self) -> int:
-        """How many bytes of values were read."""
+        """The number of bytes of values that were read."""
         return self._writer.state[BYTES_SEEN]
 
     def take(self, tensors: Tensors, *, but: tuple[str, ...] = (), reason: str = "") -> list[SlotEvent]:
@@ -189,7 +189,7 @@ def _one_block(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Te
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether its address is real. Without memory the address is only the offset, and reading there ends the process."""
+    """Return whether the tensor has memory. If not, its address is only the offset, and reading there would crash the process."""
     return bool(torch_names.address_of(tensor) != tensor.storage_offset() * tensor.itemsize)
 
 

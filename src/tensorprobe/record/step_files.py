@@ -28,7 +28,7 @@ _FLUSH_LINES = 2000
 
 
 class Stored(NamedTuple):
-    """What became of one tensor: its statistics, digest, size, and offset or None."""
+    """A stored tensor: its statistics, digest, size, and offset or None."""
 
     moments: Moments
     digest: str
@@ -45,7 +45,7 @@ class Closed(NamedTuple):
 
 
 class RunPlace:
-    """The folder of a run, held open, so that it is found again when somebody moves it while it is written."""
+    """The folder of a run, held open, so that it is found again if it is moved while it is written."""
 
     def __init__(self, run: Path) -> None:
         self.first = run
@@ -54,10 +54,10 @@ class RunPlace:
             self._fd = os.open(run, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         held = Path(f"/proc/self/fd/{self._fd}")
         self.path = held if self._fd != -1 and held.exists() else run
-        """A path that leads to it, wherever it is. Where the system has no such paths, the one it had at first."""
+        """A path that leads to it, wherever it is; its first path if the system has no such paths."""
 
     def is_deleted(self) -> bool:
-        """Return whether somebody has deleted it."""
+        """Return whether it was deleted."""
         return self._fd != -1 and os.fstat(self._fd).st_nlink == 0
 
     def moved_to(self) -> str | msgspec.UnsetType:
@@ -70,14 +70,14 @@ class RunPlace:
         return os.fspath(self.path.resolve())
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         if self._fd != -1:
             os.close(self._fd)
             self._fd = -1
 
 
 class StepFiles:
-    """Where the recorder puts calls and stacks; `tensors` takes the bytes. `lock` is the rank's part, open and locked."""
+    """Writes calls and stacks for the recorder; `tensors` takes the bytes. `lock` is the rank's part, open and locked."""
 
     def __init__(
         self, place: RunPlace, rank: int, tensors: TensorStore, *, trainer_pid: int = 0, lock: int = -1
@@ -107,7 +107,7 @@ class StepFiles:
         self.tensors.open_in(self._folder)
 
     def end_step(self, step: int) -> None:
-        """Say on disk that the step is whole: what a killed run holds after it is not."""
+        """Note on disk that the step is complete: in a killed run, what comes after it is not."""
         self.flush()
         self._ended = step
         if self._lock is None:
@@ -201,7 +201,7 @@ class StepFiles:
         self._calls_size = self._calls_in_file = 0
 
     def _without_lost_data(self, line: bytes) -> bytes:
-        """The line without offsets that never reached the file: a full disk must not leave a lie."""
+        """Return the line without offsets that never reached the file: a full disk must not leave false ones."""
         call = msgspec.json.decode(line)
         for slot in call.get("slots", ()):
             if slot.get("offset", 0) + slot.get("nbytes", 0) > self.tensors.confirmed:
@@ -233,7 +233,7 @@ class StepFiles:
         self._flushed_at = 0
 
     def _look_again(self) -> None:
-        """Count what is no longer on disk as it was written."""
+        """Count the files that are no longer on disk as they were written."""
         if not (self._run / "manifest.json").exists():
             self._failures["manifest.json: was deleted during the run"] += 1
         for step, closed in list(self._steps.items()):
@@ -254,14 +254,14 @@ class StepFiles:
 
 
 class Written(NamedTuple):
-    """What a recorder knows at the end: bytes of values on disk, calls it could not write, failures of the disk, notes."""
+    """What a recorder knows at the end: bytes of values on disk, calls that could not be written, disk failures, notes."""
 
     size_bytes: int
     lost_calls: int
     failures: Counter[str]
     notes: list[str]
     left_out: int = 0
-    """Calls that the layout has no name for, or no line."""
+    """Calls for which the layout has no name or no line."""
     moved_to: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -292,7 +292,7 @@ def closed_part(rank: int, trainer_pid: int, closing: CloseNote, written: Writte
 
 
 def with_source(note: StackNote) -> list[tuple[str, int, str, str]]:
-    """The frames of a stack, each with its source line as it is on disk now."""
+    """Return the frames of a stack, each with its source line as it is on disk now."""
     return [
         (file, line, function, note.cells.get(at) or linecache.getline(file, line).strip())
         for at, (file, line, function) in enumerate(note.frames)
@@ -345,7 +345,7 @@ def _create(path: Path) -> int:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write everything, however many writes it takes."""
+    """Write all bytes, in as many writes as it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

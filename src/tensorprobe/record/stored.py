@@ -1,6 +1,6 @@
-"""A call and its slots as read from a run: their description, their position, and their values.
+"""A call and its slots, as read from a run: their description, position and values.
 
-The fields of `model.Call` and `model.Slot` are given through; `call.model` and `slot.model` are those structs.
+The fields of `model.Call` and `model.Slot` are attributes here; `call.model` and `slot.model` are those structs.
 Values are read when `tensor()`, `numpy()` or `buffer()` is called, and never before.
 """
 

@@ -26,16 +26,16 @@ class TensorStore:
         self.over_limit = False
         self.confirmed = 0
         self.closed_bytes: int | None = None
-        """How long this step's file is, once it is closed; None when there is none, or the disk failed."""
+        """The length of this step's file once it is closed; None if there is none, or the disk failed."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes kept in the current step so far."""
+        """The number of bytes kept in the current step so far."""
         return self._blob.size_bytes if self._blob is not None else 0
 
     @property
     def total_bytes(self) -> int:
-        """Bytes kept in all steps so far."""
+        """The number of bytes kept in all steps so far."""
         return self._bytes_before + self.size_bytes
 
     @property
@@ -90,15 +90,15 @@ class TensorStore:
         return offset
 
     def discard(self, offset: int | None) -> None:
-        """No call names these bytes. They are in the file already and stay there."""
+        """Do nothing for bytes that no call names: they are in the file already and stay there."""
 
     def open_in(self, folder: Path) -> None:
-        """The next tensor goes to a new file in this folder."""
+        """Put the next tensor into a new file in this folder."""
         self.close()
         self._path, self.closed_bytes = folder / "tensors.bin", None
 
     def flush(self) -> None:
-        """Return when what was stored is in the file, or known not to be."""
+        """Return when everything stored is in the file, or is known to be lost."""
         if self._blob is not None:
             try:
                 self._blob.flush()

@@ -1,4 +1,4 @@
-"""The trainer's end of the record: copies bytes into the ring and sends messages to the recorder.
+"""The trainer's side of recording: copies bytes into the ring and sends messages to the recorder.
 
 Safe to call from several threads. When `put` and `call` have returned, the call survives the death of this process.
 If the recorder dies, nothing is raised: `failure` says what happened, and everything after is dropped.
@@ -33,7 +33,7 @@ from tensorprobe.record.recorder import Recorder
 from tensorprobe.record.ring import ALIGNMENT, Ring, shared_memory
 
 _HOMES = [str(Path(__file__).parents[2]), *(str(Path(str(each.__file__)).parents[1]) for each in (msgspec, numpy))]
-"""Where the recorder finds what it imports, after Python's own modules: a program may have a file `enum.py` beside it."""
+"""Where the recorder looks for imports, after Python's own modules: a program may have a file `enum.py` beside it."""
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WAIT_S = 0.0002
@@ -45,7 +45,7 @@ _END = 1 << 62
 
 _SHOWN_S = 0.05
 close_watch: Callable[[int, int], None] | None = None
-"""Shows how far the end of a run has come, where a person waits for it; `tensorprobe capture` sets it in the program it runs."""
+"""Shows the progress at the end of a run; `tensorprobe capture` sets it in the program it runs if a person is waiting."""
 # Places in `RunWriter.state`, which the C loop of capture reads and writes too.
 HEAD, FREE_TO, POPULATED, TOKENS, BYTES_SEEN, SLOTS_TAKEN = range(6)
 _DEFAULT_RING_BYTES = 128 << 20
@@ -79,7 +79,7 @@ class RunWriter:
         self._out, self._written = b"", list[int]()
         self._is_cut = False
         self.last_sent: Event | None = None
-        """The last call that is on its way."""
+        """The last call that was sent."""
         self.failure: str | None = None
         self._closed = False
         self.waited_s = 0.0
@@ -111,7 +111,7 @@ class RunWriter:
 
     @property
     def recorder_pid(self) -> int:
-        """Return the process that reads, once it does; 0 before."""
+        """Return the process id of the reader once it reads; 0 before."""
         return self._ring.reader
 
     @property
@@ -139,7 +139,7 @@ class RunWriter:
             return token
 
     def _end_cut_tensor(self) -> None:
-        """A copy was interrupted between the pieces of a tensor: what came of it is a tensor that no call names."""
+        """End a tensor whose copy was interrupted between two pieces. No call will name it."""
         if self._is_cut:
             self._add_piece(self.state[HEAD], 0, self.state[HEAD], 0, True)
 
@@ -158,11 +158,11 @@ class RunWriter:
         self._note(StackNote(number, frames, cells))
 
     def step(self, step: int) -> None:
-        """What follows belongs to this step."""
+        """Begin a step: what follows belongs to it."""
         self._note(StepNote(step))
 
     def end_step(self, step: int) -> None:
-        """The step is over, and whole."""
+        """End the step: it is complete."""
         self._note(EndNote(step))
 
     def drop(self, tokens: list[int]) -> None:
@@ -218,20 +218,20 @@ class RunWriter:
         self._add_piece(position, nbytes, end, dtype_code, last)
 
     def _add_piece(self, position: int, nbytes: int, end: int, dtype_code: int, last: bool) -> None:
-        """All of it or nothing: no exception of a signal's handler comes between, because nothing is called before the end."""
+        """Add a piece completely or not at all: nothing is called before the end, so no signal handler can interrupt it."""
         state = self.state
         piece = (position, nbytes, dtype_code, last)
         state[HEAD], state[TOKENS], self._is_cut, self.pieces[_END:] = end, state[TOKENS] + last, not last, [piece]
 
     def _populate(self, end: int) -> None:
-        """Where the ring is used for the first time, get the memory a good piece ahead. `end` is a place, not a position."""
+        """Allocate memory of the ring well ahead of its first use. `end` is a place, not a position."""
         start = self.state[POPULATED]
         upto = min(max(end, start + _AHEAD_BYTES), self._size)
         self._ring.populate(start, upto - start)
         self.state[POPULATED] = upto
 
     def _stay_warm(self) -> None:
-        """Start the next round early when the recorder keeps up: memory that was used before is warm, the rest of the ring is not."""
+        """Start the next round early if the recorder keeps up: memory that was used before is warm, the rest is not."""
         head = self.state[HEAD]
         place = head % self._size
         if place > _WARM_BYTES:
@@ -249,13 +249,13 @@ class RunWriter:
             self._flush_pieces()
 
     def _wait_until_read(self) -> None:
-        """Let the recorder start first: until then, calls would only pile up."""
+        """Wait until the recorder has started: until then, calls would only pile up."""
         deadline = monotonic() + _START_S
         while not self._ring.reader and self._is_read() and monotonic() < deadline:
             sleep(_WAIT_S)
 
     def _wait_for(self, end: int) -> None:
-        """Back-pressure: until the recorder has read enough for the ring to reach `end`."""
+        """Wait until the recorder has read enough for the ring to reach `end`."""
         state = self.state
         state[FREE_TO] = self._ring.consumed + self._size
         if end <= state[FREE_TO]:
@@ -296,7 +296,7 @@ class RunWriter:
         self._drain()
 
     def _drain(self) -> None:
-        """Write what is to be sent. How much was written is known also when a signal's handler raises after a write."""
+        """Write what is to be sent. How much was written stays known even if a signal handler raises after a write."""
         try:
             written = self._written
             while rest := self._out[sum(written) :]:
@@ -308,7 +308,7 @@ class RunWriter:
             self._fail(f"the recorder has ended ({error.strerror})")
 
     def _is_read(self) -> bool:
-        """Return whether somebody has the other end of the pipe open."""
+        """Return whether the other end of the pipe is still open."""
         ask = select.poll()
         ask.register(self._pipe.fd, 0)
         return not ask.poll(0)
@@ -324,15 +324,15 @@ class _Running(Protocol):
     """A recorder at work."""
 
     def join(self, meanwhile: Callable[[], None] | None = None) -> str | None:
-        """Wait for its end, calling `meanwhile` now and then; return what went wrong, if anything."""
+        """Wait for it to end, calling `meanwhile` now and then. Return what went wrong, if anything."""
 
     @property
     def part(self) -> RankPart | None:
-        """What it says of the part that it has written, once it has ended."""
+        """Return what it reports on the part that it wrote, once it has ended."""
 
 
 class _RecorderProcess:
-    """The recorder in a process of its own, without torch. It is no child of the program, which may wait for its children."""
+    """The recorder in a process of its own, without torch. It is no child of the program, which may wait for its own children."""
 
     def __init__(self, orders: Orders) -> None:
         code = (
@@ -386,7 +386,7 @@ class _RecorderProcess:
 
 
 class _RecorderThread:
-    """The recorder as a thread, where no process can be started. It takes its share of the interpreter."""
+    """The recorder as a thread, if no process can be started. It shares the interpreter with the training."""
 
     def __init__(self, orders: Orders, ring: Ring, held: list[OwnFile]) -> None:
         self._held = held

@@ -30,7 +30,7 @@ _MOVES = ("to",)
 
 @dataclass(frozen=True)
 class Rebuilding:
-    """How slots, devices and dtypes in an argument tree are replaced."""
+    """How to replace slots, devices and dtypes in an argument tree."""
 
     tensors: Mapping[str, torch.Tensor]
     device: str

@@ -1,8 +1,8 @@
-"""Attention with dropout, judged by what was recorded of it, although nobody knows what was dropped.
+"""Judges recorded attention with dropout, although what was dropped is unknown.
 
 In: the recorded query, key and value, the result, and the gradients. Out: an opinion on each result. Whatever was dropped, VᵀdV
-equals OᵀdO, and QᵀdQ equals dKᵀK: gradients are held against that, by what the CPU loses in a draw of its own. How large results
-and gradients are is held against their mean over all draws, within six standard deviations.
+equals OᵀdO, and QᵀdQ equals dKᵀK: gradients are compared with that, and may lose what the CPU loses in a draw of its own. The sizes of
+results and gradients are compared with their mean over all draws, within six standard deviations.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Tensors = Mapping[str, torch.Tensor]
 
 _SIGMAS = 6.0
 _TIMES, _TIMES_OF_ONE = 4.0, 10.0
-"""How many times the imbalance of the CPU's own draw a device may have: in the norm, and in the largest element."""
+"""The imbalance that a device may have, in multiples of that of the CPU's own draw: in the norm, in the largest element."""
 _UNITS = 0.02
-"""An imbalance below this part of the dtype's epsilon is none: it is a sum over all rows."""
+"""A smaller imbalance, in parts of the dtype's epsilon, counts as none: it is a sum over all rows."""
 _PLACES = {"query": 0, "key": 1, "value": 2}
 
 
 class _Sides(NamedTuple):
-    """Two products that are equal, and the sizes that their elements would have if nothing cancelled."""
+    """Two products that must be equal, and the sizes that their elements would have without cancellation."""
 
     difference: torch.Tensor
     size: torch.Tensor
@@ -63,7 +63,7 @@ class DroppedAttention:
         return f"output{self._slots[name][5:]}"
 
     def judge_forward(self, result: torch.Tensor) -> Opinion:
-        """Return whether the result has the size that it has on average."""
+        """Return an opinion: has the result the size that it has on average?"""
         mean = self._shares @ self.v
         return self._size(result.double(), mean, self._shares * (mean @ self.v.mT))
 
@@ -112,7 +112,7 @@ class DroppedAttention:
         return self._size(gradient, mean, self._scale * moved * (along - (shares * along).sum(-1, keepdim=True)))
 
     def _size(self, result: torch.Tensor, mean: torch.Tensor, moves: torch.Tensor) -> Opinion:
-        """Return how far the result lies from its mean, along the mean. `moves` is what each dropped share changes of that."""
+        """Return the distance of the result from its mean, along the mean. `moves` is how each dropped share changes it."""
         size = float(mean.square().sum().clamp_min(1e-300))
         off = abs(float(((result - mean) * mean).sum())) / size
         deviation = (self._drop / (1 - self._drop)) ** 0.5 * float(moves.norm()) / size

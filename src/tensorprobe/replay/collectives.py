@@ -1,7 +1,7 @@
-"""A recorded collective, judged by what the ranks themselves recorded: the sum of the parts against the result.
+"""Judges a recorded collective by the records of the ranks: the sum of their inputs against the result.
 
 In: a run with the records of all ranks, and one rank's call. Out: a judged row for each output. A collective is judged only if all ranks
-took part (no group is given) and each of them recorded it. Where the kind of reduction was not recorded, the one that fits best counts.
+took part (no group is given) and each of them recorded it. If the kind of reduction was not recorded, the one that fits best counts.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _whole_number(call: StoredCall, name: str) -> int:
 
 
 def _reduction(call: StoredCall) -> str:
-    """Return `SUM`, `AVG`, …; empty in records of other tools, and in those that are older."""
+    """Return `SUM`, `AVG`, …; empty in records of other tools and in older records."""
     for tree in [*(call.model.args or []), *(call.model.kwargs or {}).values()]:
         if isinstance(tree, dict) and tree.get("type") == "torch.distributed.ReduceOp":
             return str(tree.get("value"))

@@ -1,9 +1,8 @@
 """The evidence on a result: its error against a reference, the CPU's own error, and how far rounding moves it.
 
-Before a result is called wrong, the CPU runs the call a few times more, in its own dtype and in that of the reference, each
-time with inputs that differ in their last bit. A sum that cancels, a quotient by almost nothing, a gradient that is
-mathematically zero move far; an error that stays the same whatever the last bits are does not. That is done only where a
-verdict would be a failure.
+Before a result is called wrong, the CPU runs the call a few more times, in its own dtype and in that of the reference, each
+time with inputs that differ in their last bits. A sum that cancels, a division by almost nothing, or a gradient that is
+mathematically zero then changes a lot. A real error does not. This is done only where the verdict would be a failure.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def measure(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Figures]:
-    """Return the figures of each pair (reference, result), both on the CPU and of equal shape."""
+    """Return the figures of each pair (reference, result). Both are on the CPU and have equal shapes."""
     if not pairs:
         return []
     rows = [
@@ -112,7 +111,7 @@ def _code(dtype: torch.dtype) -> int:
 
 
 TIMES, TIMES_HARD = 3, 10
-"""How often the inputs are changed. Results jump at discontinuities; more repeats show how far."""
+"""The number of changed inputs to try. Results jump at discontinuities; more tries show how far."""
 _HALF = (torch.float16, torch.bfloat16)
 _SPARSE = 8
 """Half-precision kernels compute in a wider dtype, so only one input in this many is changed."""
@@ -146,7 +145,7 @@ def _nudge(tensor: torch.Tensor, key: str, sparse: bool) -> torch.Tensor:
 
 
 def spread(moves: Iterable[tuple[Tensors, Tensors]], wide: Tensors) -> dict[str, Figures]:
-    """Return for each slot the worst figures of all moves (results before, results after), against the reference `wide`."""
+    """Return for each slot the worst figures of all changes (results before, results after), against the reference `wide`."""
     pairs, names = [], []
     for before, after in moves:
         for name, result in after.items():
@@ -160,7 +159,7 @@ def spread(moves: Iterable[tuple[Tensors, Tensors]], wide: Tensors) -> dict[str,
 
 
 def _moved(wide: torch.Tensor, base: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Return the reference plus the move of the result. Integers move where they differ."""
+    """Return the reference plus the change of the result. Integers change where they differ."""
     if not (wide.is_floating_point() or wide.is_complex()):
         return torch.where(base == result, wide, result.to(wide.dtype)).contiguous()
     one, other = base.to(wide.dtype), result.to(wide.dtype)
@@ -235,7 +234,7 @@ def weigh(
     doubts: Callable[[str], bool],
     spread: Callable[[Mapping[str, torch.Tensor]], dict[str, Figures]],
 ) -> dict[str, Opinion]:
-    """Return an opinion on each slot. Before a slot fails a standard that doubts, its spread is measured and kept in `evidence`."""
+    """Return an opinion on each slot. Before a slot fails a standard that asks for it, its spread is measured and kept in `evidence`."""
     opinions = {slot: judge(slot, each) for slot, each in evidence.items()}
     if any(doubts(slot) for slot, opinion in opinions.items() if not opinion.passes):
         for slot, figures in spread(wides).items():
@@ -261,7 +260,7 @@ def grain_of(inputs: Iterable[torch.Tensor]) -> float:
 
 
 def few_values(wide: torch.Tensor) -> bool:
-    """Return whether a result has so few distinct values that their roundings are not independent."""
+    """Return whether a result has too few distinct values for their roundings to be independent."""
     flat = wide.flatten()[:_LOOKED_AT]
     flat = torch.view_as_real(flat) if flat.is_complex() else flat
     return flat.numel() > 1 and bool(flat.unique().numel() < min(_FEW_VALUES, flat.numel() / 2))

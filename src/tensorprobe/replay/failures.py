@@ -28,7 +28,7 @@ def failure_script(
 ) -> Script:
     """Return the script of a failing call. Raises CannotReplay if the call cannot be run any more.
 
-    A call that fails with several variants of its inputs gets those of the first. The backward is run where the check has run it.
+    If a call fails with several variants of its inputs, the script has the first. It runs the backward if the check did.
     """
     failing = next((one for one in check.details if one.result == "fail"), None)
     variant = "" if failing is None else failing.variant

@@ -1,6 +1,6 @@
 """Finds the function of an op by its recorded name, or the reason why its calls are not replayed.
 
-A run is somebody else's file, so a name in it is looked up in an allow-list and never walked through attributes. Allowed
+A run is somebody else's file, so a name in it is looked up in an allow-list. Attributes are never followed. Allowed
 are: functions that torch offers to overrides, operators of the dispatcher that take and return tensors and plain values,
 and public functions that torch_npu defines itself. A look-up takes one attribute of a fixed home, and nothing more. What
 touches files, processes, devices, global state or storage is refused by its schema, its home or the table below.

@@ -1,8 +1,8 @@
 """Edge-case inputs: rare in ordinary data, and often wrong in kernels.
 
-A table from the name of a variant to the function that makes it of the ordinary inputs: floating tensors change, integers
-and bools stay, and so do infinities, which are masks. A variant that means nothing to an op (the reference raises, or the
-result is not a number or beyond the dtype) is skipped with the reason.
+A table from the name of a variant to the function that makes it from the ordinary inputs. Floating-point tensors change;
+integers, bools and infinities, which are masks, do not. A variant that makes no sense for an op (the reference raises, or
+its result is NaN or beyond the dtype) is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _near_overflow(call: StoredCall, ordinary: Runs, names: list[str]) -> Tensor
 
 
 def _stays_meaningful(call: StoredCall, ordinary: Runs, inputs: Tensors) -> bool:
-    """Return whether results fit the dtype and the CPU's own are right in the first digit, so nothing overflowed inside."""
+    """Return whether results fit the dtype and the CPU's own first digits are right: then nothing overflowed inside."""
     try:
         wide = Replay(call.model, inputs, precision="double").outputs
         own = Replay(call.model, inputs).outputs

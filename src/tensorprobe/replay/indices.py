@@ -1,6 +1,6 @@
 """Results with more than one right answer: indices of tied values, and eigenvectors, which have any phase.
 
-What counts is the value that was chosen, and the direction of the vector.
+What is compared is the value that was chosen, and the direction of the vector.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The inputs of a replay: recorded values, or random ones that are valid for the op.
 
 Random inputs have the recorded dtypes, shapes, strides and ranges. Some ops ask for more: sorted boundaries, lengths that add
-up, indices that are written to once, a mask that leaves something over. A table from the name of the op to a function puts
-such inputs right, in place. Recorded values are never changed.
+up, indices that are written to once, a mask that leaves something over. A table from the name of the op to a function corrects
+such inputs in place. Recorded values are never changed.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ _CONSTRAINTS: dict[str, Constraint] = {
 Data = Literal["random", "real"]
 
 _EXTREME = 1e30
-"""A larger range is that of a mask: use only its ends."""
+"""A larger range belongs to a mask: use only its ends."""
 _LARGEST_BYTES = 8 << 30
 _UNKNOWN = Summary(1.0, -1.0, 0.0, 1.0)
 
@@ -249,7 +249,7 @@ def _range(summary: Summary, dtype: torch.dtype, count: int) -> tuple[float, flo
     """Return the recorded range in that dtype.
 
     A tensor of one value throughout (the weight of a norm before its first update) is given a range that begins there:
-    in equal values no kernel can be seen to take the wrong one.
+    with equal values, a kernel that picks the wrong one would not show.
     """
     floating = dtype.is_floating_point or dtype.is_complex
     low, high = (

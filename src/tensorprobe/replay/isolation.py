@@ -1,4 +1,4 @@
-"""Replays in separate processes: their limits, and how they read the calls of a run.
+"""Replays in separate processes: their limits, and how they read calls from a run.
 
 A run is somebody else's file, so whatever replays its calls for a command does so in a process that is limited in time, memory
 and the size of files. A replay on the CPU can write to its scratch folder only; drivers of devices need more than that.
@@ -28,7 +28,7 @@ _BYTES_PER_ELEMENT = 24
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """The place of a run, for another process: bytes, since a path need not be Unicode."""
+    """The path of a run, for another process. In bytes, since a path need not be Unicode."""
 
     path: bytes
     data_folder: bytes | None = None
@@ -44,7 +44,7 @@ class RunPlace(msgspec.Struct, frozen=True):
 
 
 class ProofStart(msgspec.Struct, frozen=True):
-    """What a process that replays both sides needs: the runs, and references with where they are imported from."""
+    """What a process needs to replay both sides: the runs, the references, and where those are imported from."""
 
     runs: list[RunPlace]
     references: dict[str, str] = {}
@@ -57,7 +57,7 @@ class ProofStart(msgspec.Struct, frozen=True):
 
 
 class SideTask(msgspec.Struct, frozen=True):
-    """Where a forward call and its recorded backward stand in one run of a comparison."""
+    """The places of a forward call and its recorded backward in one run of a comparison."""
 
     step: int
     rank: int
@@ -66,7 +66,7 @@ class SideTask(msgspec.Struct, frozen=True):
 
 
 class SideRows(msgspec.Struct, frozen=True):
-    """What a replay says of one side; `reason` says why there is nothing."""
+    """The result of a replay of one side; `reason` says why there is none."""
 
     rows: list[Checked]
     reason: str = ""
@@ -75,7 +75,7 @@ class SideRows(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What a replay says of both sides, and the script of the side that is wrong; `reason` says why there is no script."""
+    """The result of a replay of both sides, and the script of the wrong side; `reason` says why there is no script."""
 
     sides: list[SideRows] = []
     script: str = ""

@@ -1,6 +1,6 @@
 """Copies of tensors that keep their strides, with gaps, overlaps and expanded dimensions.
 
-torch's own copies (`clone`, `to`) make such tensors contiguous, and with that take another path through a kernel.
+torch's own copies (`clone`, `to`) make such tensors contiguous, so they would take another path through a kernel.
 """
 
 from __future__ import annotations

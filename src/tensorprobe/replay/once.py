@@ -1,7 +1,7 @@
 """Runs one recorded call alone, on one device, in one precision: outputs and gradients of the inputs.
 
-The tensors given are never changed: each replay works on copies. Nothing is watched, nothing stays installed; the state
-of the random generators is the caller's business.
+The tensors given are never changed: each replay works on copies. Nothing is watched, nothing stays installed. The caller
+sets the state of the random generators.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def compare_runs(case: dict[str, Any], stored: Tensors, one: torch.Tensor, two: 
 
 
 def compare_dropout(case: dict[str, Any], stored: Tensors, one: torch.Tensor, two: torch.Tensor) -> Compared:
-    """Yield for dropout the share of zeros beside p, and what is left beside the scaled input."""
+    """Yield for dropout the share of zeros, with p, and how far the rest is from the scaled input."""
     p, x = case["sampling"]["p"], stored["input.0"].double().expand(one.shape)
     there = x != 0
     n = max(int(there.sum()), 1)

@@ -1,9 +1,11 @@
 """Ops that draw random numbers: devices draw different ones, so their distributions are compared.
 
-Dropout: the share of zeros, that what is left is the input, scaled, and that its gradient is dropped at the same places.
-Uniform, normal, exponential and Bernoulli numbers: against their law, by the test of Kolmogorov and Smirnov or by their
-number. Other numbers drawn one by one: the two-sample form of that test, device against CPU. Where one draw decides over
-many elements: means and sizes of several runs, device against CPU. All at odds of a million to one.
+- Dropout: the share of zeros, the scale of the other elements, and whether the gradient is zero at the same places.
+- Uniform, normal, exponential and Bernoulli numbers: their law, by the Kolmogorov-Smirnov test or by counts.
+- Other numbers that are drawn one by one: the two-sample form of that test, device against CPU.
+- One draw that decides over many elements: means and sizes of several runs, device against CPU.
+
+All at odds of a million to one.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ def judge_dropped_gradient(
 
 
 def is_recurrent(op: str) -> bool:
-    """Return whether the op is a whole recurrent layer."""
+    """Return whether the op is a complete recurrent layer."""
     return short_name(op) in _RECURRENT
 
 

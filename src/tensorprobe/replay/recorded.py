@@ -1,7 +1,7 @@
-"""What a run recorded of one call, judged against the same call recomputed in float64 from its recorded inputs.
+"""Judges the recorded results of one call against the same call, recomputed in float64 from its recorded inputs.
 
 In: a recorded call, and its recorded backward if there is one. Out: a row for each recorded output and gradient, as for a
-device under test: here the device is the one that made the record. What was not recorded is not judged.
+device under test: here that is the device that made the record. What was not recorded is not judged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RecordedRuns(Runs):
         self.device = _RecordedResults(self.device, recorded)
 
     def check_forward(self) -> list[Checked]:
-        """Every recorded output. Autocast inside a recurrent layer shows in no dtype: it is recognised by its result."""
+        """Check every recorded output. Autocast inside a recurrent layer shows in no dtype: it is recognised by the result."""
         checked = super().check_forward()
         if all(row.result != "fail" for row in checked) or not is_recurrent(self.call.op):
             return checked
@@ -58,7 +58,7 @@ class RecordedRuns(Runs):
         return checked
 
     def check_backward(self, recorded: StoredCall | None) -> list[Checked]:
-        """Every recorded gradient; nothing without a recorded backward."""
+        """Check every recorded gradient; nothing if no backward was recorded."""
         if recorded is None:
             return []
         assert isinstance(self.device, _RecordedResults)

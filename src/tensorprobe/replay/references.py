@@ -1,6 +1,6 @@
-"""Functions that compute on the CPU what an op without a CPU kernel computes: those that the user registers, and ours of torch_npu.
+"""CPU functions for ops without a CPU kernel: those that the user registers, and ours for ops of torch_npu.
 
-Importing this imports no torch. A replay runs in a process of its own, so a reference is known by where it is imported from. These
+Importing this imports no torch. A replay runs in a process of its own, so a reference is known by its import path. These
 names come from the user, never from a run.
 """
 

@@ -1,4 +1,4 @@
-"""The replays of one call with one set of inputs: on the device, on the reference, and on the CPU in its own dtype.
+"""Replays one call with one set of inputs: on the device, on the reference, and on the CPU in its own dtype.
 
 In: a recorded call and inputs. Out: a row for each output and each gradient, judged. `CannotReplay` where the call cannot
 be run at all, `DeviceRaised` where only the device cannot run it.
@@ -298,7 +298,7 @@ class Runs:
     def _spread(
         self, direction: Direction, reference: Tensors, own: Tensors, wide: Mapping[str, torch.Tensor]
     ) -> dict[str, Figures]:
-        """Measure how far the results move with the last bits of the inputs."""
+        """Measure how far the results change with the last bits of the inputs."""
         moves = []
         for number in range(TIMES_HARD if self._conditions.variant else TIMES):
             key = f"{self.call.name}:{number}"

@@ -74,7 +74,7 @@ def place_line(step: int, rank: int) -> str:
 
 
 class Results(NamedTuple):
-    """The known results and limits of a call."""
+    """Known results of a call, and its limits."""
 
     limits: Limits
     held: Tensors = {}  # never changed

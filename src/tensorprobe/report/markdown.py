@@ -44,7 +44,7 @@ def _divergence(divergence: Divergence) -> str:
         line = divergence.source.code
         file = phrases.below(divergence.source.file, str(Path.cwd()))
         facts["source"] = code(f"{file}:{divergence.source.line}") + (f" {code(line)}" if line else "")
-    facts["inputs"] = wording.inputs_of(divergence)
+    facts["inputs"] = wording.inputs_of(divergence).removeprefix("inputs ")
     if divergence.row is not None:
         facts["tensor"] = phrases.tensor(divergence.row, code)
         facts["error"] = phrases.errors(divergence.row, divergence.place, code).replace("|Δ|", r"\|Δ\|")
@@ -103,5 +103,8 @@ def _findings(comparison: Comparison, limit: int) -> str:
 
 def _coverage(comparison: Comparison) -> str:
     sides = [("baseline", comparison.baseline), ("candidate", comparison.candidate)]
-    lines = [f"- {name}: {wording.coverage(side, code)}" for name, side in sides]
+    root = str(Path.cwd())
+    lines = [
+        f"- {name}: {wording.coverage(side, lambda text: code(phrases.below(str(text), root)))}" for name, side in sides
+    ]
     return "\n".join(["<details><summary>coverage</summary>", "", *lines, "", "</details>"])

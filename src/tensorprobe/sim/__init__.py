@@ -59,7 +59,7 @@ STATE = _State()
 
 
 def enable(name: str = "npu", *, torch_npu: bool = False) -> None:
-    """Register the device `name` in this process, for good; with `torch_npu`, also a stand-in module of that name.
+    """Register the device `name` in this process. It cannot be removed. `torch_npu` adds a stand-in module of that name.
 
     Faults in the environment variable TENSORPROBE_SIM_FAULTS (names of the catalog, a file, or JSON) are installed at
     the first call. Raises `UnsupportedTorch` if torch lacks what is needed, and `SettingsError` if the name

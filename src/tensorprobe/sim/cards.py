@@ -1,10 +1,9 @@
 """The cards of the simulated device, `npu:0` to `npu:15`: which one is current, for each thread.
 
 Tensors carry the number of their card, and memory is shared by all of them. torch's own guard in Python says that there is one
-card, and its autograd engine then has a thread for one only. So `install` gives the guard a copy of its table of virtual
-functions with five entries replaced by those of `_cards.c`, and puts the old one back if torch does not ask through them.
-The order of the table stands in the header that torch ships. Where `_cards.c` is not built, or the table is another one, there is
-one card.
+card, so its autograd engine has a thread for one only. `install` therefore gives the guard a copy of its table of virtual
+functions with five entries from `_cards.c`, and puts the old table back if torch does not use them. The order of the table
+is in the header that torch ships. If `_cards.c` is not built, or the table differs, there is one card.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _native: Any = None
 
 
 def install(guard: Any) -> None:
-    """Let torch ask `_cards.c` which card is current, and how many there are."""
+    """Make torch ask `_cards.c` for the current card and for the number of cards."""
     global _native
     try:
         native = import_module("tensorprobe.sim._cards")

@@ -4,14 +4,14 @@ PrivateUse1 is renamed. A device guard and hooks in Python make the autograd eng
 fallback computes every op, and a `torch.<name>` module has what scripts expect of an accelerator. If torch lacks a private
 name, `enable` raises `UnsupportedTorch` and changes nothing.
 
-A guard written in Python has a weak spot. While the exception of a hook passes through C++, it is still pending in the
+A guard written in Python has a weakness. While the exception of a hook passes through C++, it is still pending in the
 interpreter. If the autograd engine asks the guard for its type then, Python fails the call, in a destructor, and the process
 aborts. So the guard sets a pending exception aside, and a wrapper around the engine's entry raises it again in the thread
 that called backward.
 
 torch gives a module new parameters when it moves to a device of this kind; for its own devices it changes them in place. Tied
-weights would come apart, and an optimizer made before the move would keep the old ones. torch can swap parameters in place
-on request, which is done for moves to and from the device only.
+weights would be separated, and an optimizer made before the move would keep the old ones. On request torch swaps parameters
+in place; this is done only for moves to and from the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _libraries: list[torch.library.Library] = []  # registrations end when their lib
 
 
 def enable(name: str) -> None:
-    """Make `torch.device(name)` exist. Again with the same name: nothing happens; with another: `SettingsError`."""
+    """Make `torch.device(name)` exist. A second call with this name does nothing, with another name it raises `SettingsError`."""
     if STATE.name == name:
         return
     if STATE.name is not None:

@@ -27,7 +27,7 @@ from tensorprobe.sim.memory import map_tensors, tensors_in
 Observer = Callable[[str, Sequence[Tensor]], None]
 
 OBSERVERS: list[Observer] = []
-"""Called after each computing op with its name and its output tensors, on the device. Views are not reported."""
+"""Called on the device after each op that computes, with its name and output tensors. Views are not reported."""
 GENERATOR = torch.Generator()
 """The random stream of the device."""
 
@@ -117,7 +117,7 @@ def _perform(plan: HostPlan, call: OpCall) -> Any:
 
 
 def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callable[..., Any]:
-    """Return the operation, which runs again with copies of its outputs if it must grow one: an alias cannot grow."""
+    """Wrap the operation: if it must grow an output, it runs again with copies, because an alias cannot grow."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -131,7 +131,7 @@ def _resizing(operation: Callable[..., Any], outputs: frozenset[str]) -> Callabl
 
 
 def _returning_written(operation: Callable[..., Any], written: tuple[int, ...]) -> Callable[..., Any]:
-    """Return the operation, which returns the arguments it writes to, so that a fault can change them."""
+    """Wrap the operation: it returns the arguments that it writes to, so that a fault can change them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         operation(*args, **kwargs)
@@ -254,7 +254,7 @@ def _host_for(device: torch.device) -> torch.device:
 
 
 def _card_of(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Return the card on which an op computes: the one that is asked for, else that of its first tensor; -1: the current."""
+    """Return the card that an op computes on: the one in its arguments, else that of its first tensor; -1 for the current card."""
     for value in (kwargs.get("device"), *args):
         device = getattr(value[0] if isinstance(value, (list, tuple)) and value else value, "device", value)
         if isinstance(device, torch.device) and device.type == torch_names.extra_device() and device.index is not None:

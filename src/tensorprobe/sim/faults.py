@@ -1,5 +1,4 @@
-"""Faults as data: what goes wrong (`kind`, `params`) and where (every other field), and the table of those now
-installed.
+"""Faults as data: what goes wrong (`kind`, `params`), where (every other field), and which are installed.
 
 A `Fault` is frozen, comes from keywords, JSON or TOML, and is checked when made: an unknown field, kind or parameter
 is an error that names the nearest known one. `perform` is called by the device for each op; it applies the installed
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of error and where it applies. The fields `op` and `module` may contain `*` and `?`."""
+    """One kind of error, and where it applies. The fields `op` and `module` may contain `*` and `?`."""
 
     op: str
     kind: str
@@ -49,15 +48,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     probability: float = 1.0
     seed: int = 0
     name: str = ""
-    """What messages call it."""
+    """Its name in messages."""
     elsewhere: int = 0
-    """When the model was called so often without a strike, the fault takes another call; 0: never."""
+    """After this many calls of the model without a hit, the fault takes another call; 0: never."""
     otherwise: str = ""
-    """The op that it takes then, if the program has not used `op`."""
+    """The op that it takes then if the program does not use `op`."""
 
     @property
     def waits_for(self) -> str:
-        """Which calls it strikes, in words: `the third native_layer_norm in module blocks.1`."""
+        """The calls that it affects, in words: `the third native_layer_norm in module blocks.1`."""
         op = self.op.partition("::")[2] or self.op
         since = f"every {op}, from the {_ordinal(self.since)} on," if self.since else f"every {op}"
         parts = [since if self.nth is None else f"the {_ordinal(self.nth)} {op}"]
@@ -163,11 +162,11 @@ class Installed:
         self.met = 0
         """Calls of its op."""
         self.seen = 0
-        """Those that also have its dtype, rank, module and direction."""
+        """Calls that also have its dtype, rank, module and direction."""
         self.fired = 0
-        """Those that it struck."""
+        """Calls that it affected."""
         self.changed = 0
-        """Those whose result it changed."""
+        """Calls whose result it changed."""
         self._passes = 0
         self.memory: dict[str, Any] = {}
         self._random = random.Random(fault.seed)
@@ -200,9 +199,9 @@ class Installed:
         return self.module is None or fnmatchcase(WATCH.path(), self.module)
 
     def next_pass(self, paths: Iterable[str]) -> None:
-        """The model is about to be called; `paths` are those of its modules. A fault of the catalog finds another call then.
+        """Note that the model is about to be called; `paths` are its modules. A fault of the catalog may take another call.
 
-        It does so at once when there is no such module, and otherwise when the calls so far held nothing to strike.
+        It does so at once if there is no such module, and otherwise if no call so far matched.
         """
         passes, self._passes = self._passes, self._passes + 1
         if self.fired or not self.fault.elsewhere:
@@ -219,7 +218,7 @@ class Installed:
             _BY_OP.clear()
 
     def silence(self) -> str | None:
-        """Return why the fault has changed nothing; None when it has, or has nothing to do with this process."""
+        """Return why the fault changed nothing; None if it did, or does not concern this process."""
         fault = self.fault
         if self.changed or (fault.rank is not None and fault.rank != _rank()):
             return None

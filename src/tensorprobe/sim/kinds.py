@@ -72,7 +72,7 @@ def flush_subnormals(out: Tensor, *, threshold: float = 0.0) -> Tensor:
 
 
 def _dim(out: Tensor, dim: int) -> int:
-    """Return the dimension, or the last one of a tensor that has fewer: a fault strikes tensors of any shape."""
+    """Return the dimension, or the last one of a tensor with fewer: a fault applies to tensors of any shape."""
     return dim if -out.dim() <= dim < out.dim() else -1
 
 
@@ -172,7 +172,7 @@ def stale(call: OpCall) -> Any:
 
 
 def witness(kind: str, result: Any, memory: dict[str, Any]) -> None:
-    """Show a fault the result of a matching call that it left right: `stale` needs the previous result."""
+    """Show a fault the right result of a matching call: `stale` needs the previous result."""
     if kind == "stale":
         memory["previous"] = map_tensors(torch.clone, result)
 

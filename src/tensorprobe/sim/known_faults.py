@@ -218,11 +218,11 @@ _OTHERWISE = {
     "aten::index_add": "aten::index_add_",
     "aten::masked_fill_": "aten::masked_fill",
 }
-"""What a program uses that has no such op: linear layers without bias, optimizers that are no `foreach` ones."""
+"""Op → what other programs use in its place: linear layers without bias, optimizers without `foreach`."""
 
 
 def named_fault(name: str) -> Fault:
-    """Return the fault with this name, for any program: where its model has no such module or call, another one is struck.
+    """Return the fault with this name, for any program: if the program has no such module or call, another one is affected.
 
     Raises `SettingsError` with the nearest name if there is none.
     """

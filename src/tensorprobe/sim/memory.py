@@ -96,7 +96,7 @@ def view_of(source: torch.Tensor, geometry: torch.Tensor) -> torch.Tensor:
 
 
 def adopt(tensor: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
-    """Let a device tensor point to the memory and shape of another device tensor, in place."""
+    """Make a device tensor point to the memory and shape of another device tensor, in place."""
     return aten.set_.source_Storage_storage_offset.redispatch(
         CPU_KEYS,
         tensor,

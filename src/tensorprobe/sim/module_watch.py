@@ -27,7 +27,7 @@ def in_backward() -> bool:
 
 
 class ModuleWatch:
-    """Knows the path of the module that the current op belongs to, from `start` to `stop`."""
+    """Knows, from `start` to `stop`, the path of the module that the current op belongs to."""
 
     def __init__(self) -> None:
         self._local = threading.local()

@@ -1,8 +1,7 @@
 """The module that scripts find as `torch.npu` (or whatever the device is called): its cards, one stream, one random
 state.
 
-Everything is synchronous, so streams and events order nothing; they exist because scripts and torch itself ask for
-them.
+Everything is synchronous, so streams and events have no effect. They exist because scripts and torch itself use them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ VERSION = "0.0+simulated"
 ND_FORMAT = 2
 _STATUS_SIZE = 8
 dump_calls: list[tuple[str, ...]] = []
-"""What init_dump, set_dump and finalize_dump were called with, in order."""
+"""The arguments of the calls of init_dump, set_dump and finalize_dump, in order."""
 
 
 def install(name: str) -> types.ModuleType:

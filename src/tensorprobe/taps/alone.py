@@ -1,7 +1,7 @@
 """One call by itself: bracketed by two callbacks, or run once more with given gradients.
 
-The second run follows the true call, on copies of its arguments and with its initial random state. ATen calls are attributed
-only to the backward of the second run. Training is not affected: random states, `.grad`, buffers and tensor versions stay the
+The second run comes after the true call. It gets copies of the arguments and the same random state. Only the ATen calls of
+its backward are attributed. Training is not affected: random states, `.grad`, buffers and tensor versions stay the
 same, no graph is kept, and errors are counted, not raised.
 """
 
@@ -39,7 +39,7 @@ def _warn(message: str) -> None:
 
 
 class AloneRun:
-    """Carries out an `Alone` for a session, once. `dispatch` sees the ATen calls of the backward, and nothing else does."""
+    """Carries out an `Alone` for a session, once. Only `dispatch` sees the ATen calls of the backward."""
 
     def __init__(self, alone: Alone, session: Session, dispatch: torch_names.DispatchMode | None) -> None:
         self._alone = alone
@@ -50,13 +50,13 @@ class AloneRun:
         self._done = False
 
     def is_due(self, name: str) -> bool:
-        """Return whether this is the call, for the first time. A call made without gradients has no backward."""
+        """Return whether this is the call, seen for the first time. Without gradients it has no backward."""
         if self._done or name != self._forward:
             return False
         return not self._of_backward or torch.is_grad_enabled()
 
     def run(self, true_call: Callable[[], Any], call: OpenCall, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        """The result of the true call, and whether its backward is that of a second run. Only the true call may raise."""
+        """Return the result of the true call, and whether its backward comes from a second run. Only the true call may raise."""
         self._done = True
         if not self._of_backward:
             with self._bracketed():
@@ -69,7 +69,7 @@ class AloneRun:
         return result, copies is not None
 
     def _copy(self, name: str, args: Any, kwargs: Any) -> _Copies | None:
-        """What the call is given, before it changes it; None when no gradients are given for a second run."""
+        """Return the arguments before the call changes them; None if no gradients for a second run were given."""
         copies = _Copies()
         with self._guarded():
             gradients = self._alone.gradients()
@@ -115,7 +115,7 @@ class AloneRun:
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        """The dispatch tap sees what is done inside."""
+        """Let the dispatch tap see what is done inside."""
         state = self._session.state
         with self._dispatch or contextlib.nullcontext():
             busy, state.busy = state.busy, False
@@ -136,7 +136,7 @@ class AloneRun:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Code of ours: not recorded, and what it raises is counted."""
+        """Run code of ours: it is not recorded, and its errors are counted."""
         state = self._session.state
         busy, state.busy = state.busy, True
         try:
@@ -152,11 +152,11 @@ class AloneRun:
 
 
 class _CannotRunAlone(Exception):
-    """Why not: the rest of a sentence."""
+    """A call cannot run alone. The message is the end of a sentence that says why."""
 
 
 class _Copies:
-    """The arguments of a call as they are before it, with the random states of the devices they are on."""
+    """The arguments of a call before it runs, and the random states of their devices."""
 
     def __init__(self) -> None:
         self.gradients: Gradients = ()
@@ -173,13 +173,13 @@ class _Copies:
         self._random = [(device, _get_random_state(device)) for device in devices if device.type != "meta"]
 
     def changed_since(self, start: int) -> Tensors:
-        """The copies that a call has changed in place, for one that gives nothing back, as an assignment does."""
+        """Return the copies that a call without a result, such as an assignment, has changed in place."""
         nodes = [(copy, copy.grad_fn) for copy in self._seen.values()]
         return [("output", copy) for copy, node in nodes if node is not None and node._sequence_nr() >= start]
 
     @contextlib.contextmanager
     def random_state(self) -> Iterator[None]:
-        """Inside, random numbers are those that the true call drew; after it, as if none had been drawn."""
+        """Draw the random numbers of the true call inside; afterwards the state is as if none had been drawn."""
         now = [(device, _get_random_state(device)) for device, _ in self._random]
         try:
             for device, state in self._random:
@@ -206,7 +206,7 @@ class _Copies:
         raise _CannotRunAlone(f"one of its arguments is a {type(value).__name__}, which may hold more than values")
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy, not a leaf when it requires a gradient: the call may be in-place. One tensor has one copy."""
+        """Return the copy of a tensor, always the same one. It is no leaf if it requires a gradient: the call may be in-place."""
         copy = self._seen.get(id(tensor))
         if copy is None:
             source = tensor.detach()
@@ -217,7 +217,7 @@ class _Copies:
 
 
 def _fitting(result: Any, outputs: list[torch.Tensor], given: Gradients) -> list[torch.Tensor]:
-    """The gradients as tensors like the outputs; `_CannotRunAlone` when they do not belong to them."""
+    """Return the gradients as tensors like the outputs. Raise `_CannotRunAlone` if they do not fit."""
     single = isinstance(result, torch.Tensor)
     if len(given) != len(outputs) and not (single and not outputs):
         kind = "its output" if single else f"its output ({type(result).__name__}) {_NOT_A_TENSOR}; it"
@@ -237,18 +237,18 @@ def _fitting(result: Any, outputs: list[torch.Tensor], given: Gradients) -> list
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Modes and tensor classes of the user do not see what is done inside; gradients are followed."""
+    """Hide what is done inside from modes and tensor classes of the user. Gradients are followed."""
     with torch_names.no_overrides(), torch_names.no_modes(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 @contextlib.contextmanager
 def private_graph(unpacked: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """What the user does with saved tensors (offloads them, counts them for a recomputation) is not done with ours.
+    """Keep the user's hooks on saved tensors (offloading, recomputation) away from ours.
 
-    Hooks that do nothing hide the user's. With hooks, the backward detaches what was saved: `unpacked` is called before
-    that. They are left out when torch can say that there are none to hide. Autocast keeps no casts of the copies. NaN may
-    be what is looked for here, and is no reason to stop.
+    Hooks that do nothing replace the user's. With hooks, the backward detaches what was saved: `unpacked` is called before
+    that. They are left out if torch says that there are none to replace. Autocast keeps no casts of the copies. NaN may
+    be what the user is looking for, so it is no reason to stop.
     """
 
     def unpack(tensor: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ def private_graph(unpacked: Callable[[], None] = lambda: None) -> Iterator[None]
 
 @contextlib.contextmanager
 def _no_autocast(device_types: set[str]) -> Iterator[None]:
-    """A backward is run outside of autocast, as torch recommends; the call it belongs to may be inside."""
+    """Turn autocast off for a backward, as torch recommends: the call itself may be inside of one."""
     enabled = [device_type for device_type in device_types if torch_names.is_autocast_on(device_type)]
     try:
         for device_type in enabled:

@@ -113,14 +113,14 @@ class Watch:
         ]
 
     def arrived(self, task: int, edges: int) -> None:
-        """Count edges whose gradients have come. The call ends with the last."""
+        """Count edges whose gradients have arrived. The last one ends the call."""
         current = self._passes[task]
         current.missing -= edges
         if current.missing <= 0:
             self.finish(task)
 
     def finish(self, task: int) -> None:
-        """Hand over what came in this pass of the engine, unless that was done already."""
+        """Hand over the gradients of this pass of the engine, once."""
         current = self._passes.pop(task, None)
         if current is not None:
             current.outputs += self._take_outputs(list(current.sums.items()))
@@ -134,7 +134,7 @@ class Watch:
         return current, True
 
     def _add_up(self, current: _Pass, found: Found) -> Found:
-        """Return what is complete. Sums of slots that more edges will add to are kept."""
+        """Return the complete gradients. Keep sums that more edges will add to."""
         complete: Found = []
         for slot, gradient in found:
             left = current.left.get(slot)
@@ -155,7 +155,7 @@ class Watch:
 
 
 class _Pass:
-    """What one pass of the engine has brought so far."""
+    """The gradients that one pass of the engine has brought so far."""
 
     __slots__ = ("inputs", "left", "missing", "outputs", "own", "sums")
 

@@ -1,7 +1,7 @@
-"""Where a recording begins in a program that was not edited: at its first module, or at its first call of torch.
+"""Begins a recording in a program that was not edited: at its first module, or at its first call of torch.
 
-Each function waits for one thing, takes out what it waited with, and calls `action` once. Workers of a DataLoader do not
-count.
+Each function waits for one event, removes what it had installed, and calls `action` once. Workers of a DataLoader are
+ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def before_first_call(action: Callable[[], None]) -> None:
 
 
 class _FirstCall(TorchFunctionMode):
-    """Passes every call on. When it has seen the first operation, it leaves."""
+    """Passes every call on, and removes itself at the first operation."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         super().__init__()

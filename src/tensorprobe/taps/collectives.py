@@ -69,14 +69,14 @@ class Collectives:
             self._pending[id(handle)] = (handle, call, outputs, self._held.pop(call.event.name, []))
 
     def arrived(self, handle: Any) -> None:
-        """Record the call of a handle that was waited for: its outputs are complete now."""
+        """Record the call of a handle that the program has waited for: its outputs are complete."""
         with self._lock:
             entry = self._pending.pop(id(handle), None)
         if entry is not None:
             self._record(*entry[1:])
 
     def keep(self, op: str, event: Event, inputs: Tensors, outputs: Tensors) -> bool:
-        """Return whether the results of a call are yet to come: then it is recorded when they are there.
+        """Return whether the results of a call are still to come. If so, it is recorded once they have.
 
         The result of a functional collective is complete when `wait_tensor` returns.
         """
@@ -97,7 +97,7 @@ class Collectives:
         return False
 
     def waited(self, tensor: torch.Tensor) -> None:
-        """Record the functional collective whose result this is."""
+        """Record the functional collective that this is the result of."""
         with self._lock:
             kept = self._functional.pop(torch_names.storage_key(tensor), []) if self._functional else []
         self._emit(kept)
@@ -111,7 +111,7 @@ class Collectives:
         self._emit(kept)
 
     def end_step(self) -> None:
-        """Record collectives that the program did not wait for, so that they are not lost. A stream or a reducer may have waited."""
+        """Record the collectives that the program did not wait for: a stream or a reducer may have."""
         with self._lock:
             entries, self._pending = list(self._pending.values()), {}
             kept = [entry for found in (self._functional, self._held) for each in found.values() for entry in each]

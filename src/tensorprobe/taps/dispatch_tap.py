@@ -25,11 +25,11 @@ _PLAIN_VALUES = _PLAIN | {
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 }
 _SHOWN_TWICE = None if torch_names.DETACHES_ONCE else torch.ops.aten.detach.default
-"""An op that comes a second time, with what it has just returned, when a program calls it once."""
+"""An op that torch shows twice for one call: the second time with what it has just returned."""
 
 
 def _execute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an op. A class that overrides API calls only sees no ATen calls without us, and sees none here."""
+    """Run an op. Hide it from classes that override only API calls: without us they would not see it either."""
     return _execute_with_classes(func, args, kwargs) if _have_classes(args, kwargs) else func(*args, **kwargs)
 
 
@@ -45,7 +45,7 @@ def _have_classes(args: Any, kwargs: Any) -> bool:
 
 
 def _holds_classes(values: Collection[Any]) -> bool:
-    """Return whether there are tensors of classes that override API calls only. Dispatch modes do not see these classes."""
+    """Return whether there are tensors of classes that override only API calls. Dispatch modes do not see these classes."""
     if _PLAIN_VALUES.issuperset(map(type, values)):
         return False
     return any(
@@ -60,7 +60,7 @@ def _overrides_api_only(value: Any) -> bool:
 
 
 def _without_classes(value: Any) -> Any:
-    """Return arguments or results with plain tensors, of the same memory, for those of classes that override API calls."""
+    """Return the values with plain tensors, on the same memory, in place of those of classes that override API calls."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -88,7 +88,7 @@ class DispatchTap(torch_names.DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled regions pass: torch.compile need not give up because this mode is on."""
+        """Return True: torch.compile need not give up because this mode is on."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,7 +157,7 @@ class DispatchTap(torch_names.DispatchMode):
         return plan
 
     def _skips(self, func: Any, args: Any) -> bool:
-        """Return whether the sink wants nothing of a call. The call is numbered all the same."""
+        """Return whether the sink skips this call. It is numbered in any case."""
         if self._skip is None:
             return False
         plan = self._plan_of(func)
@@ -299,7 +299,7 @@ class DispatchTap(torch_names.DispatchMode):
         return self._session.step
 
     def count(self, op: str) -> None:
-        """Number a call that is of no interest."""
+        """Number a call that is not recorded."""
         self._session.count_aten(op, backward=self._in_backward())
 
     def event(self, op: str) -> Event | None:
@@ -313,6 +313,6 @@ class DispatchTap(torch_names.DispatchMode):
 
 
 def _origin_of_backward() -> Origin | None:
-    """Return the API call and module whose backward is being computed, as stored on the node in forward."""
+    """Return the API call and module whose backward is running, as the forward stored them in the node."""
     node = torch_names.autograd_node()
     return None if node is None else node.metadata.get(NODE_KEY)

@@ -1,6 +1,6 @@
 """The API level: a TorchFunctionMode that sees every call of a torch function, method or operator, whatever name it was imported by.
 
-What is done about a call depends on what the sink needs. `Describing` makes an event of it; `Looking` (looking.py) only shows
+How a call is handled depends on what the sink needs. `Describing` makes an event of it; `Looking` (looking.py) only shows
 it to the sink.
 """
 
@@ -40,7 +40,7 @@ _CHECKPOINT = str(checkpoint.__file__)
 
 Plans = dict[Any, FunctionPlan]
 RunVisibly = Callable[[Callable[..., Any], Any, Any], Any]
-"""Calls a function with arguments by position and by keyword, so that the mode sees what it calls."""
+"""Calls a function so that the mode sees what happens inside it."""
 
 
 def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -48,17 +48,17 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class Handling(Protocol):
-    """What a function tap does about the calls it sees."""
+    """Handles the calls that a function tap sees."""
 
     def run(self, func: Any, plan: FunctionPlan, state: ThreadState, args: Any, kwargs: Any) -> Any:
         """Execute a call and return its result."""
 
     def idle(self) -> None:
-        """A backward is over."""
+        """A backward has ended."""
 
 
 class FunctionTap(TorchFunctionMode):
-    """Watches one thread's calls. Pushed below all other modes, so that it sees what is really executed."""
+    """Watches the calls of one thread, below all other modes: it sees what is really executed."""
 
     def __init__(self, session: Session, plans: Plans, handling: Handling) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class FunctionTap(TorchFunctionMode):
             raise
 
     def _run_engine(self, func: Any, plan: FunctionPlan, args: Any, kwargs: Any) -> Any:
-        """Run a backward, with this mode on for what is called in it. A class that overrides it gets it as without us."""
+        """Run a backward with this mode on inside it. Classes that override `backward` get the call as they would without us."""
         if plan.body is None:
             return call_at(sys._getframe(2), func, args, kwargs)
         if is_overridden(args, kwargs or {}):
@@ -159,7 +159,7 @@ class FunctionTap(TorchFunctionMode):
             return NOT_AN_OP
 
     def _respelled(self, plan: FunctionPlan, name: str) -> FunctionPlan:
-        """Return the plan of an operator under its name in Python."""
+        """Return the plan of an operator under the name that Python has for it."""
         found = self._spelled.get(name)
         if found is None:
             found = self._spelled[name] = msgspec.structs.replace(plan, name=name)
@@ -167,7 +167,7 @@ class FunctionTap(TorchFunctionMode):
 
 
 function_tap_type: type[FunctionTap] = FunctionTap if fast is None else fast.mode_type(FunctionTap)
-"""The one to make: with the handler in C, where it was built."""
+"""The class to use: the one with its handler in C, if that was built."""
 
 
 class Describing:
@@ -229,7 +229,7 @@ class Describing:
             raise
 
     def _open(self, func: Any, plan: FunctionPlan, args: Any, kwargs: Any) -> Any:
-        """Run a function that is not recorded. What one does that is not among the ops to record may be."""
+        """Run a function that is not recorded. The calls inside it may be, if the function itself is just not selected."""
         if plan.code is not None and not self._session.selection.records(plan.name):
             opened = opened_function(func)
             if opened is not None and not is_overridden(args, kwargs or {}):
@@ -237,7 +237,7 @@ class Describing:
         return call_at(sys._getframe(3), func, args, kwargs)
 
     def _inside(self, func: Any, plan: FunctionPlan, call: OpenCall, args: Any, kwargs: Any) -> Any:
-        """Run a function whose parts are recorded too, as calls that belong to it."""
+        """Run a function whose inner calls are recorded too, as parts of it."""
         state = self._session.state
         calls, outer = state.calls, state.call_stack
         depth = len(calls)
@@ -261,7 +261,7 @@ class Describing:
         return result
 
     def _before(self, state: ThreadState, plan: FunctionPlan, args: Any, kwargs: Any) -> OpenCall | None:
-        """Number the call and take its inputs. None when nothing more is to be done about it."""
+        """Number the call and take its inputs. Return None if it is not to be followed further."""
         session = self._session
         name = plan.name
         call = None
@@ -355,7 +355,7 @@ class Describing:
         return changed
 
     def _learn(self, func: Any, plan: FunctionPlan, call: OpenCall) -> None:
-        """The call was a query, not an operation. So are the next ones, unless the function may also change arguments."""
+        """Treat further calls of this function as queries, unless it may also change arguments."""
         self._session.sink.drop(call.event.slots)
         if not plan.mutates:
             self._plans[func] = NOT_AN_OP
@@ -382,7 +382,7 @@ class Describing:
 
 
 def _unseen(state: ThreadState, func: Any, args: Any, kwargs: Any) -> Any:
-    """Execute a call that torch makes for itself."""
+    """Execute a call that torch makes for its own purposes."""
     state.busy = True
     try:
         return call_at(sys._getframe(2), func, args, kwargs)

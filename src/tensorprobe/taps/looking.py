@@ -1,7 +1,7 @@
 """API calls for a sink that only looks: nothing is copied, named or described.
 
 Calls are numbered as `Describing` numbers them, so that their names are those of a run of the same program. Collectives and
-composite functions are described as usual. In backward the sink sees every autograd node of a call when it is done. No
+composite functions are described as usual. In backward the sink sees each autograd node of a call when the node has run. No
 tensor is kept.
 """
 
@@ -106,7 +106,7 @@ class Looking:
         return result
 
     def idle(self) -> None:
-        """A backward is over."""
+        """A backward has ended."""
         state = self._session.state
         state.busy = True
         try:
@@ -118,7 +118,7 @@ class Looking:
         self._end()
 
     def _end(self) -> None:
-        """Raise, once, what the sink wants to stop the training with. Nothing is watched any more."""
+        """Stop watching, and raise once the exception with which the sink ends the training."""
         error, self._sink.stop = self._sink.stop, None
         if error is not None:
             self._session.recording = False
@@ -155,7 +155,7 @@ class Looking:
         return state.recompute is not None and state.recompute.keeps_graph
 
     def _in_backward(self, call: LookedCall, results: Any, given: Any) -> None:
-        """Run by the engine when a node is done, with the gradients it made and those it received."""
+        """Show the sink a node that the engine has run: the gradients it made and those it received."""
         session = self._session
         if not session.recording or session.state.busy:
             return
@@ -167,7 +167,7 @@ class Looking:
 
 
 def _nodes_since(start: int, roots: Iterable[Any]) -> set[Any]:
-    """Return the nodes made from `start` on, walked from the outermost ones, without those of leaves."""
+    """Return the nodes made from `start` on, without those of leaves, walking from the outermost ones."""
     nodes, todo = set(roots), list(roots)
     while todo:
         for target, _ in todo.pop().next_functions:

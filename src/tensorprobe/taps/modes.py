@@ -40,7 +40,7 @@ class ModeStack:
         """Called when the modes step aside for compiled code."""
 
     def install(self) -> None:
-        """Put the modes below all others of this thread; once the backward is over when this is called inside of one.
+        """Put the modes below all others of this thread; inside a backward, wait for its end.
 
         The engine works on copies of the stacks: what is changed there is undone when it is done.
         """
@@ -54,7 +54,7 @@ class ModeStack:
         self._put_in()
 
     def remove(self) -> None:
-        """Take the modes out of this thread's stacks, wherever they are; nothing when they are not there."""
+        """Take the modes out of this thread's stacks, wherever they are."""
         if torch_names.graph_task() != -1:
             self._due = False
             return
@@ -70,7 +70,7 @@ class ModeStack:
             _insert_dispatch(self._dispatch)
 
     def _take_out(self) -> bool:
-        """Whether something was there."""
+        """Take out all modes of this thread. Return whether there were any."""
         if self._compiled is not None:
             self._compiled.forget()
         found = self._function is not None and _remove_function(self._function)
@@ -84,7 +84,7 @@ class ModeStack:
             (self.install if self._due else self.remove)()
 
     def run_visibly(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """In the handler of the function mode: call a function, and let the mode see what it calls.
+        """Call a function from the handler of the function mode, and let the mode see what happens inside.
 
         A hook may have removed the modes, but torch has put this one aside and will put it back when the handler returns.
         It is taken away after that: when torch lets go of `kwargs`, which it gave to the handler, the last thing it does.
@@ -109,7 +109,7 @@ class ModeStack:
                 kwargs["tensorprobe"] = _WhenLetGo(self)
 
     def show(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Execute a call that torch does not show to modes: by the function mode, if this thread has it, or as it is."""
+        """Execute a call that torch hides from modes: through the function mode if this thread has one, else directly."""
         if self._function is None or not _remove_function(self._function):
             return func(*args, **kwargs)
         try:
@@ -119,7 +119,7 @@ class ModeStack:
                 torch_names.push_function_mode(self._function)
 
     def _hide(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Execute a call that torch cannot make under a dispatch mode; those of the program stay."""
+        """Execute a call that torch cannot make under our dispatch mode. Modes of the program stay on."""
         if self._dispatch is None or not _remove_dispatch(self._dispatch):
             return func(*args, **kwargs)
         try:
@@ -128,14 +128,14 @@ class ModeStack:
             _insert_dispatch(self._dispatch)
 
     def follow_threads(self) -> None:
-        """From now on threads that are started have the modes while they run. What is due elsewhere stays due."""
+        """Give threads that start from now on the modes. What other threads still have to do stays pending."""
         self._following = True
         self._unshown.install()
         if self._patch is None:
             self._patch = Patch(threading.Thread, "run", self._wrap_run)
 
     def unfollow_threads(self) -> None:
-        """Threads that start from now on have no modes."""
+        """Give threads that start from now on no modes."""
         self._following = False
         self._unshown.remove()
 
@@ -154,7 +154,7 @@ class ModeStack:
             _in_main_thread(self._take_out)
 
     def leave_soon(self) -> None:
-        """In the handler of a mode that was left behind in this thread: torch puts it back after the handler.
+        """Remove a mode that was left behind in this thread, from inside its handler: torch puts it back after that.
 
         The next event of the thread's profile comes after that, and is used to remove it.
         """
@@ -200,7 +200,7 @@ class _CompiledCode:
             self._patches = [Patch(*place, self._wrap) for place in torch_names.frame_callback_setters()]
 
     def remove(self) -> None:
-        """Follow it no more. A compiler that was imported in the meantime has got a wrapper, and gets the original back."""
+        """Stop following it. A compiler that was imported in the meantime holds a wrapper, and gets the original back."""
         patches, self._patches = self._patches, []
         for patch in patches:
             patch.remove()
@@ -208,7 +208,7 @@ class _CompiledCode:
                 patch.restore(*place)
 
     def forget(self) -> None:
-        """The modes of this thread need not come back when its compiled code ends."""
+        """Do not put the modes of this thread back when its compiled code ends."""
         self._thread.aside = False
 
     def _wrap(self, original: Callable[[Any], Any], patch: Patch) -> Callable[[Any], Any]:
@@ -261,7 +261,7 @@ class _WhenLetGo:
 
 
 def _remove_function(function: TorchFunctionMode) -> bool:
-    """Take a mode out of this thread's stack, wherever it is; whether it was there."""
+    """Take a mode out of this thread's stack, wherever it is. Return whether it was there."""
     above = []
     found = False
     while not found and torch_names.function_modes():
@@ -286,7 +286,7 @@ def _lifted_function_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lifted_dispatch_modes() -> Iterator[list[Any]]:
-    """The modes that were there, topmost first, while they are away."""
+    """Take all dispatch modes off the stack inside the `with`, and yield them, topmost first."""
     lifted = [torch_names.pop_dispatch_mode() for _ in range(torch_names.dispatch_modes())]
     try:
         yield lifted
@@ -324,7 +324,7 @@ def _remove_dispatch(dispatch: torch_names.DispatchMode) -> bool:
 
 
 def _has_flags(dispatch: torch_names.DispatchMode) -> bool:
-    """Whether torch still says, in all threads, that a mode is on because this one was entered."""
+    """Return whether torch still says, in every thread, that a mode is on because this one was entered."""
     return any(flags for name, flags in vars(dispatch).items() if name.startswith("old_") and name.endswith("_flags"))
 
 

@@ -1,4 +1,4 @@
-"""The path of each module in the user's model, without what wrappers put around it.
+"""The path of each module in the user's model, without wrappers.
 
 Modules are held weakly, and by their ids: the program's classes may have `__hash__` and `__eq__` of their own.
 """
@@ -24,7 +24,7 @@ _WRAPPER_HOMES = ("torch.",)
 
 
 def inner_module(module: nn.Module) -> nn.Module | None:
-    """What a wrapper of torch wraps; None for other modules. Wrappers are recognised by type, never by name."""
+    """Return the module inside a wrapper of torch; None for other modules. Wrappers are recognised by type, never by name."""
     for cls in type(module).__mro__:
         attribute = _INNER_NAMES.get(cls.__name__)
         if attribute is not None and cls.__module__.startswith(_WRAPPER_HOMES):
@@ -34,7 +34,7 @@ def inner_module(module: nn.Module) -> nn.Module | None:
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of the user's class; FSDP2 puts a class of its own in front of it."""
+    """Return the name of the user's class. FSDP2 puts a class of its own in front of it."""
     cls = type(module)
     if cls.__name__.startswith("FSDP") and any(base.__name__ == "FSDPModule" for base in cls.__mro__):
         return next(base.__name__ for base in cls.__mro__[1:] if base.__name__ != "FSDPModule")
@@ -45,7 +45,7 @@ _UNKNOWN: tuple[Callable[[], nn.Module | None], str] = (lambda: None), ""
 
 
 class ModuleNames:
-    """Path by module. A module met that is not in the model keeps the path of nothing: its class says what it is.
+    """Module → path. A module outside of the model has an empty path: its class says what it is.
 
     `as_torch`: the paths are those of `named_modules`, with what wrappers put into them, and a model itself has none.
     """
@@ -74,24 +74,24 @@ class ModuleNames:
 
     @property
     def root(self) -> nn.Module | None:
-        """The first model that was added, without its wrappers; None when there is none, or no more."""
+        """Return the first model that was added, without its wrappers; None if there is none, or it is gone."""
         return None if self._root is None else self._root()
 
     def items(self) -> list[tuple[nn.Module, str]]:
-        """Every module with its path, in the order of torch's `named_modules`, model after model."""
+        """Yield every module with its path, in the order of torch's `named_modules`, model after model."""
         return [(module, path) for held, path in self._paths.values() if (module := held()) is not None]
 
     def path(self, module: nn.Module) -> str | None:
-        """The path of a module; None when it belongs to no model that was added."""
+        """Return the path of a module; None if it belongs to no model that was added."""
         held, path = self._paths.get(id(module), _UNKNOWN)
         return path if held() is module else None
 
     def is_call(self, module: nn.Module) -> bool:
-        """Whether a call of this module is one of the user's model, and not of a wrapper around it."""
+        """Return whether this module belongs to the user's model, and is no wrapper around it."""
         return self.path(module) is not None if self.as_torch else inner_module(module) is None
 
     def _learn(self, module: nn.Module, path: str) -> bool:
-        """Whether the module is new."""
+        """Learn the path of a module. Return whether the module is new."""
         is_new = self.path(module) is None
         if is_new:
             self._paths[id(module)] = weakref.ref(module), path
@@ -122,12 +122,12 @@ class ModuleNames:
 
 
 def direct_parameters(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """A module's own parameters as slots, without those of its children."""
+    """Return a module's own parameters as slots, without those of its children."""
     return [(f"parameters.{name}", value) for name, value in module._parameters.items() if value is not None]
 
 
 def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """The parameters of a module and of those in it. Its own `parameters` may be the program's."""
+    """Yield the parameters of a module and of its children. Its method `parameters` may be overridden by the program."""
     waiting = [module]
     while waiting:
         module = waiting.pop()
@@ -136,7 +136,7 @@ def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a model, or of several, by their names."""
+    """Return the parameters and buffers of a model, or of several, by name."""
     names = ModuleNames()
     names.add(model)
     for module, path in names.items():

@@ -1,6 +1,6 @@
 """The module level: `nn.Module.__call__` wrapped once, for all modules, and restored at the end.
 
-The other taps always learn from it in which module they are. Module calls are recorded if the level asks for them.
+The other taps learn from it in which module they are. Module calls are recorded only if the level asks for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensorprobe.taps.step_taps import StepTap
 class ModuleTap:
     """Watches calls of modules. `before` is called with each module that is called from no other one, ahead of the call.
 
-    In a step that is not recorded only `steps` asks for modules, to know where the next step begins.
+    In a step that is not recorded, only `steps` needs it, to know where the next step begins.
     """
 
     def __init__(

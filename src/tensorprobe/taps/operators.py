@@ -1,4 +1,4 @@
-"""What the caller wrote, read from the instruction it is at: operators by their names in Python, arguments as they were passed.
+"""What the caller wrote, read from its current instruction: operators by their names in Python, arguments as they were passed.
 
 `x + y` is `Tensor.__add__`, which torch itself shows as `Tensor.add`; older tools name and count the two apart. An argument
 passed by position keeps its position, though torch shows it as a keyword. No value of the caller is looked at, and each
@@ -41,11 +41,11 @@ OPERATORS: dict[str, dict[str, str]] = {
 """Functions as torch shows them → symbol in the program → Python's name."""
 
 WITH_INDICES = "_with_indices"
-"""`F.max_pool2d(x, 2, return_indices=True)` is `max_pool2d` to the older tools, which see what the program calls."""
+"""The older tools see what the program calls: `F.max_pool2d(x, 2, return_indices=True)` is `max_pool2d` to them."""
 LINEAR_ALGEBRA = "Torch.linalg."
 """The older tools name these functions as if they stood in torch itself."""
 _REFLECTED = {"add": "radd", "mul": "rmul"}
-"""What has a name of its own when the tensor stands on the right, and is otherwise the same to torch."""
+"""Operators with another name if the tensor is on the right. To torch they are the same."""
 _SYMBOLS_3_10 = {
     "ADD": "+",
     "SUBTRACT": "-",
@@ -176,7 +176,7 @@ def _is_call(instruction: dis.Instruction) -> bool:
 
 
 def _look_up(loads: Sequence[dis.Instruction], frame: FrameType) -> Any:
-    """Return what a name or a chain of attributes stands for, without running any code of the program; else _UNKNOWN."""
+    """Return the object behind a name or a chain of attributes without running code of the program; else _UNKNOWN."""
     value: Any = _UNKNOWN
     for at, load in enumerate(loads):
         if not at and load.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):

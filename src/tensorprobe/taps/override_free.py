@@ -27,7 +27,7 @@ def _never(*_: Any) -> bool:
 
 
 class _Names(dict[str, Any]):
-    """The names that a function sees: those of its module as they are at this moment, but for the checks."""
+    """The globals of a function: those of its module at this moment, except for the override checks."""
 
     def __init__(self, live: dict[str, Any]) -> None:
         super().__init__({check: _never for check in _CHECKS if check in live})
@@ -48,7 +48,7 @@ def override_free(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=1024)
 def opened_function(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the function without override checks; None if it has none that could be taken out."""
+    """Return the function without override checks; None if it has none that can be removed."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     return None if set(_CHECKS).isdisjoint(names) else override_free(function)
 
@@ -101,7 +101,7 @@ IN_C = (
     torch_names.OpOverload, torch_names.OpOverloadPacket,
 )  # fmt: skip
 PLAIN_FUNCTIONS = (types.FunctionType, *IN_C)
-"""What torch gives a mode nearly always; the rest are objects such as operators of higher order."""
+"""The type of nearly everything that torch passes to a mode. The rest are objects such as higher-order operators."""
 
 
 def is_overridden(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:

@@ -1,8 +1,8 @@
-"""One attribute of a class, wrapped while a probe runs, and taken out again wherever it then stands.
+"""One attribute of a class, wrapped while a probe runs, and unwrapped again wherever the wrapper is by then.
 
-The program may put a wrapper of its own around ours, or take back one that ours stands around. At the end only ours is
-removed: from the class, or from the closure, `__wrapped__`, `partial` or instance that holds it. Where it cannot be found
-it passes every call through, and removes itself when it is called and stands on the class again.
+The program may put a wrapper of its own around ours, or remove one that ours is around. At the end only ours is
+removed: from the class, or from the closure, `__wrapped__`, `partial` or instance that holds it. If it cannot be found,
+it passes every call through, and removes itself when it is called and is on the class again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Patch:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the class still leads to the wrapper, as far as can be seen."""
+        """Return whether the class still leads to the wrapper, as far as can be seen."""
         now = _function_of(self._owner, self._name)
         return now is self._wrapper or any(True for _ in _holders(now, self._wrapper))
 
@@ -66,7 +66,7 @@ class Patch:
         return now if below is self._original else self._original
 
     def restore(self, owner: Any = None, name: str = "") -> bool:
-        """Put the original back if the wrapper stands on the class, or on another that has copied it; whether it did."""
+        """Put the original back if the wrapper is on the class, or on one that copied it. Return whether it was."""
         owner, name = owner or self._owner, name or self._name
         if _function_of(owner, name) is not self._wrapper:
             return False
@@ -78,7 +78,7 @@ class Patch:
 
 
 def _function_of(owner: Any, name: str) -> Any:
-    """Return what stands under a name; of a class method, the function."""
+    """Return the attribute of this name; of a class method, the function."""
     now = getattr(owner, name, None)
     return getattr(now, "__func__", now)
 

@@ -1,4 +1,4 @@
-"""Changes a program on purpose by what must not matter: the number of threads, or one unit in the last place.
+"""Changes a program in a way that must not matter: the number of threads, or one unit in the last place.
 
 Only `capture --perturb` asks for it. Two runs of one program that differ in this show how far right runs may be apart.
 """
@@ -14,7 +14,7 @@ from tensorprobe.taps.alone import unseen
 
 
 def change_threads(number: int) -> None:
-    """Compute with another number of threads; `number` counts the runs."""
+    """Set another number of threads; `number` counts the runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads >> number) if threads > 1 else 1 + number)
 

@@ -232,7 +232,7 @@ WORKSPACES = {
     "cudnn_batch_norm": "output.3",
     "all_gather_copy_in": "output.1",  # before torch 2.8 it makes the memory that all ranks are gathered in
 }
-"""Op → the output that is memory for later: for the backward, or for a collective."""
+"""Op → the output that is memory for the backward or for a collective."""
 
 
 def plan_aten(func: Any) -> AtenPlan:

@@ -54,13 +54,13 @@ STEPS_BY = ("call", "optimizer", "forward")
 
 
 class Tap(Protocol):
-    """What is installed for a recording, and removed at its end."""
+    """Something that is installed for a recording, and removed at its end."""
 
     def install(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
 
     def remove(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
 
 
 class Probe:
@@ -120,7 +120,7 @@ class Probe:
         return self._step
 
     def start(self) -> Probe:
-        """Begin to record, after a self-test of a few calls.
+        """Start recording, after a self-test of a few calls.
 
         Raises RunExists when the folder is taken, SettingsError when another probe is running, SelfTestFailed when capture
         does not work here.
@@ -175,7 +175,7 @@ class Probe:
         return self.coverage
 
     def _end(self) -> None:
-        """Take every step, last one first, whatever is raised on the way. If one was cut short, this can be called again."""
+        """Undo every step of the start, the last one first, even if one raises. This can be called again if it was interrupted."""
         session = self._session
         if session is None:
             self._leave()
@@ -211,7 +211,7 @@ class Probe:
             raise
 
     def _stop_at_exit(self) -> None:
-        """Stop at the end of the program. If an uncaught exception has ended it, Python has just printed it."""
+        """Stop at the end of the program. If an uncaught exception ended it, Python has printed that already."""
         self._sink.ended_by = _told(getattr(sys, "last_value", None))
         self.stop()
 
@@ -289,7 +289,7 @@ class Probe:
         self._resume_if_wanted(session)
 
     def _before_outermost(self, module: Any) -> None:
-        """A module is called from no other one. By `forward`, each call of the model but the first begins a step."""
+        """Note the call of an outermost module. With steps by `forward`, each call of the model except the first begins a step."""
         self._modes.settle()
         if self._steps.awaits_model:
             self._steps.before_model(module)

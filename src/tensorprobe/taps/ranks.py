@@ -12,21 +12,21 @@ from tensorprobe.taps.module_names import parameters_of
 
 
 def find_rank() -> int:
-    """The rank torch.distributed has, else the one the launcher gave, else 0."""
+    """Return the rank from torch.distributed, else from the launcher, else 0."""
     if _distributed():
         return int(torch.distributed.get_rank())
     return _number("RANK", 0)
 
 
 def find_world_size() -> int:
-    """How many ranks there are, told in the same order of trust."""
+    """Return the number of ranks, from the same sources in the same order."""
     if _distributed():
         return int(torch.distributed.get_world_size())
     return max(_number("WORLD_SIZE", 1), find_rank() + 1)
 
 
 def find_rank_of(model: Any) -> int:
-    """The rank torch.distributed or the launcher knows, else the number of the device that the model is on, else 0."""
+    """Return the rank from torch.distributed or the launcher, else the number of the model's device, else 0."""
     if _distributed() or os.environ.get("RANK", "").isdigit():
         return find_rank()
     _, _, number = main_device(model).partition(":")
@@ -34,7 +34,7 @@ def find_rank_of(model: Any) -> int:
 
 
 def coordinates() -> dict[str, int]:
-    """Where this rank stands in the mesh of its training, by dimension; empty when there is none."""
+    """Return the place of this rank in the device mesh, by dimension; empty if there is none."""
     if not _distributed():
         return {}
     try:
@@ -47,7 +47,7 @@ def coordinates() -> dict[str, int]:
 
 
 def main_device(model: Any) -> str:
-    """The device a model's first parameter is on; cpu when there is none."""
+    """Return the device of a model's first parameter; cpu if it has none."""
     with torch_names.no_overrides():
         for parameter in parameters_of(model) if isinstance(model, torch.nn.Module) else ():
             return str(torch_names.device_of(parameter))

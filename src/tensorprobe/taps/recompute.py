@@ -1,7 +1,7 @@
 """Activation checkpointing: calls of a recomputed forward get the numbers they had the first time.
 
-Both kinds of `torch.utils.checkpoint` remember the numbers when they first run. When they run again, calls take their
-numbers from there and are marked as repeated. The wrappers call the originals with the same arguments and do nothing once
+Both kinds of `torch.utils.checkpoint` remember the numbers of their first run. When they run again, calls get the same
+numbers and are marked as repeats. The wrappers call the originals with the same arguments and do nothing once
 the probe has stopped.
 """
 

@@ -15,7 +15,7 @@ _MOST_NAMES_KEPT = 200_000
 
 
 class Wanted(NamedTuple):
-    """What is wanted of a call: its forward, and whether to watch its backward."""
+    """Which parts of a call are recorded: its forward, and whether to watch its backward."""
 
     forward: bool
     backward: bool
@@ -106,7 +106,7 @@ class Selection:
         return Wanted(forward, backward)
 
     def records(self, op: str) -> bool:
-        """Return whether the op is one that is recorded at all."""
+        """Return whether this op is recorded at all."""
         return self._only is None or op in self._only or _family(op) not in self._closed
 
     def wants_backward_now(self, backward_name: str) -> bool:
@@ -125,7 +125,7 @@ class Selection:
         return bool([name for name in enclosing if self._is_named(name, self._enclosing)])  # each of them may be a hit
 
     def unmatched(self) -> dict[str, list[str]]:
-        """Return patterns that matched nothing, each with the nearest names; without any when the name itself was seen."""
+        """Return the patterns that matched nothing, each with the nearest names; with none if the name itself was seen."""
         met = dict.fromkeys([*self._met, *map(_stem, self._met)])
         missed = [pattern for pattern in self._asked_for if pattern not in self._hit]
         return {pattern: [] if pattern in met else nearest(pattern, met) for pattern in missed}
@@ -185,7 +185,7 @@ def _has_direction(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """A name without its direction: `Functional.conv2d.0`, `Module.conv.Conv2d.0`."""
+    """Return a name without its direction: `Functional.conv2d.0`, `Module.conv.Conv2d.0`."""
     head, _, last = name.rpartition(".")
     if last in ("forward", "backward"):
         return head
@@ -194,5 +194,5 @@ def _stem(name: str) -> str:
 
 
 def _matcher(pattern: str) -> tuple[str, re.Pattern[str] | None]:
-    """A pattern with `*`, `?` or `[` is a glob for the whole name; any other is looked for anywhere in it."""
+    """Return a matcher: a pattern with `*`, `?` or `[` is a glob for the whole name, any other may be anywhere in it."""
     return pattern, re.compile(fnmatch.translate(pattern)) if _GLOB.search(pattern) else None

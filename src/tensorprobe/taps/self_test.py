@@ -65,7 +65,7 @@ def demand_working_capture(level: str, mode: str, device: str) -> None:
 
 
 def find_problem(level: str, mode: str, device: str) -> str:
-    """Return what the self-test finds missing or wrong; empty when every value is there and right."""
+    """Return what the self-test finds missing or wrong; empty if every value is right."""
     with tempfile.TemporaryDirectory(prefix="tensorprobe-self-test-", ignore_cleanup_errors=True) as folder:
         found: list[str] = []
 
@@ -149,5 +149,5 @@ def _is_close(found: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
 
 
 def _transposed(rows: list[list[float]]) -> list[list[float]]:
-    """ATen calls see some of the matrices transposed."""
+    """Return the known matrices as ATen calls see them, some of them transposed."""
     return [list(column) for column in zip(*rows, strict=True)]

@@ -37,7 +37,7 @@ _MOST_FAILURES = 1000
 
 
 class OpenCall(msgspec.Struct):
-    """A call between its beginning and its end: its event, and what only the taps need to know."""
+    """A call in progress: its event, and what only the taps need."""
 
     event: Event
     backward_name: str
@@ -102,7 +102,7 @@ class ThreadState(threading.local):
 
 _ONLY_BACKWARD = Wanted(False, True)
 _live: list[weakref.ref[Session]] = []
-"""No WeakSet: what the handler of a signal raises in the callback by which it forgets an object, Python ignores."""
+"""No WeakSet: it forgets objects in a callback, and Python ignores what a signal handler raises in one."""
 
 
 class Session:
@@ -115,7 +115,7 @@ class Session:
         self.recording = False
         self.forked = self.ended = False
         self.over = False
-        """Whether the sink has ended it: no further step begins."""
+        """Whether the sink has ended the session: no further step begins."""
         self._numbers_go_on = rules.numbers_go_on
         self._only_given = rules.only_given
         self.step, self.era = 0, object()
@@ -207,7 +207,7 @@ class Session:
         return number
 
     def take_number_back(self, op: str, recompute: Recompute | None, number: int) -> None:
-        """The call was interrupted before it was made: the next one has its number."""
+        """Give the number of a call that was interrupted before it was made to the next one."""
         numbers = self._numbers if recompute is None else recompute.numbers
         if numbers.get(op) == number + 1:
             numbers[op] = number
@@ -323,7 +323,7 @@ class Session:
         self.recorded += 1
 
     def is_handed_over(self, event: Event) -> bool:
-        """After an interruption: whether the sink has this call. If not, its outputs are forgotten, to be taken again."""
+        """Return, after an interruption, whether the sink has this call. If not, forget its outputs: they are taken again."""
         if self.sink.has(event):
             return True
         event.slots = [slot for slot in event.slots if not slot.name.startswith("output")]
@@ -358,7 +358,7 @@ class Session:
             install(watch, roots, boundary, self._in_hook)
 
     def mark_nodes(self, call: OpenCall, outputs: Tensors) -> None:
-        """Store in each node of a call whose it is, for ATen calls made in its backward."""
+        """Store in each node which call it belongs to, for the ATen calls of its backward."""
         roots = find_roots(outputs, call.start)
         if roots:
             for node in find_boundary(roots, call.edges, call.start).nodes:
@@ -367,7 +367,7 @@ class Session:
                 node.metadata[NODE_KEY] = self.origin(call, within)
 
     def origin(self, call: OpenCall, within: tuple[str, ...] = ()) -> Origin:
-        """Return what is stored in the nodes of a call."""
+        """Return what the nodes of a call hold."""
         event = call.event
         return Origin(call.backward_name, event.module, event.stack, self.era, within, event.microbatch)
 
@@ -396,7 +396,7 @@ class Session:
             state.busy = False
 
     def _tell_successor(self) -> None:
-        """Note in the recording that runs now that it lacks a gradient, which belongs to a recording that has ended."""
+        """Note in the current recording that it lacks a gradient, which belongs to one that has ended."""
         if not self.ended:
             return
         for session in _sessions():
@@ -404,7 +404,7 @@ class Session:
                 session.notes["gradient of a call that was made before this recording began, not recorded"] += 1
 
     def _expect_end(self, task: int, watch: Watch) -> None:
-        """When the engine is done, a watch that did not get every gradient hands over what it has."""
+        """When the engine has finished, let a watch that lacks gradients hand over what it has."""
         watches = self._open_watches.get(task)
         if watches is None:
             watches = self._open_watches[task] = []
@@ -424,7 +424,7 @@ class Session:
             self.state.busy = busy
 
     def tool_failed(self, where: str, error: BaseException) -> None:
-        """Count a failure of the tool and remember the first. What the program itself raised into our code goes on to it."""
+        """Count a failure of the tool and remember the first. What the program itself raised into our code is raised again."""
         let_through(error)
         self.failed += 1
         if self.first_error is None:
@@ -434,7 +434,7 @@ class Session:
             self.notes["recording stopped: most calls failed"] += 1
 
     def enter_region(self, region: str | None) -> None:
-        """What this thread calls from now on, outside of modules, is made in this region of the step."""
+        """Set the region of the step for what this thread calls outside of modules from now on."""
         self.state.region = region
 
     def outer_stack(self, outer: OuterStack | None) -> OuterStack | None:
@@ -449,7 +449,7 @@ class Session:
         self.filtered += 1
 
     def end(self) -> None:
-        """Nothing is recorded from now on."""
+        """Record nothing from now on."""
         self.recording, self.ended = False, True
 
     def end_step(self, *, whole: bool) -> None:

@@ -106,5 +106,5 @@ class CaptureSettings(Settings):
 
     @property
     def wants_stacks(self) -> bool:
-        """Stacks are on by default, but not in summary mode, where they would cost more than the rest."""
+        """Return whether to record stacks: by default yes, except in summary mode, where they would cost more than the rest."""
         return self.mode != "summary" if self.stacks is None else self.stacks

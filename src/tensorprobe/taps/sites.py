@@ -20,7 +20,7 @@ _handle = torch.overrides.handle_torch_function.__code__
 
 
 def call_at(frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function as if from the line of this frame, which has called a mode. The traceback has one line of it.
+    """Call a function as if from the line of this frame, which called a mode. The frame has one line in a traceback.
 
     A Python function of torch has asked `handle_torch_function` to call it. Then the line is that of its own caller.
     """
@@ -74,7 +74,7 @@ def _make(frame: FrameType) -> FunctionType:
 
 
 def forget_sites() -> None:
-    """Let go of the program's code and globals, when a capture ends."""
+    """Forget the program's code and globals when a capture ends."""
     _sites.clear()
 
 

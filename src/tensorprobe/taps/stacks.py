@@ -19,7 +19,7 @@ _NOTEBOOK = ("IPython", "ipykernel", "traitlets", "tornado", "asyncio", "runpy")
 
 
 def _notebook() -> list[str]:
-    """Where the machinery below the cells of a notebook is, in a notebook."""
+    """Return the folder of the notebook's machinery below its cells, in a notebook."""
     kernel = sys.modules.get("ipykernel")
     if kernel is None or kernel.__file__ is None:
         return []

@@ -1,13 +1,13 @@
 """Steps of scripts that do not report them: by `optimizer.step()`, or by the batches of a DataLoader. Regions in a step.
 
-Optimizer: the first one that steps marks the steps; when it is gone, the next one does. A step that a GradScaler skips counts
+Optimizer: the first one that steps marks the steps; when it is deleted, the next one does. A step that a GradScaler skips counts
 too. The next step begins with the next training call of a model: what comes between, such as an evaluation, belongs to
 the step that is over. A program that trains without calling a module has no such call, and its steps end with the optimizer.
 A script that calls `probe.step()` itself takes over from then on.
 
-DataLoader: counted is the first loader that gives a batch to the thread that installed the tap, over all its epochs. When it
-is gone, the next one continues the count. Loaders in worker processes, in other threads and inside another loader are not
-counted. The tap wraps one method of torch's iterators. `DataLoader`, its subclasses and its pickles never see it, and batches
+DataLoader: the first loader that gives a batch to the thread that installed the tap is counted, over all its epochs. When
+it is gone, the next one continues the count. Loaders in worker processes, in other threads and inside another loader are
+not counted. The tap wraps one method of torch's iterators. `DataLoader`, its subclasses and its pickles never see it, and batches
 are not touched.
 """
 
@@ -59,7 +59,7 @@ class StepTap:
             ]
 
     def remove(self) -> None:
-        """Watch them no more."""
+        """Stop watching."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -69,7 +69,7 @@ class StepTap:
         return bool(self._handles) and (self._is_due or not self._marked)
 
     def before_model(self, module: nn.Module) -> None:
-        """A module is called from no other one: if this is training, a step that is due begins."""
+        """Begin a step that is due, if this call of an outermost module is training."""
         if not torch.is_grad_enabled() or next(parameters_of(module), None) is None:
             return
         if not self._marked:
@@ -78,7 +78,7 @@ class StepTap:
             self._begin()
 
     def take_over(self) -> bool:
-        """The script reports its steps itself. Whether the optimizer has ended this one already, as it may at the first time."""
+        """Let the script report its steps from now on. Return whether the optimizer has ended the current one already."""
         ended, self._has_ended, self._is_due = self._has_ended, False, False
         self.remove()
         return ended
@@ -126,7 +126,7 @@ class StepTap:
 
 
 def _scalers() -> Iterator[type]:
-    """Yield the classes that have a `step` of their own: that of torch, and those that devices derive from it."""
+    """Yield the classes of scalers with a `step` of their own: torch's, and those that devices derive from it."""
     classes = [torch_names.GradScaler]
     while classes:
         found = classes.pop()
@@ -163,7 +163,7 @@ class RegionTap:
         ]
 
     def remove(self) -> None:
-        """Watch them no more."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -206,7 +206,7 @@ class LoaderTap:
             self._patch = Patch(LoaderIterator, "__next__", self._wrap)
 
     def remove(self) -> None:
-        """Watch them no more."""
+        """Stop watching."""
         patch, self._patch, self._counted = self._patch, None, None
         if patch is not None:
             patch.remove()
@@ -243,7 +243,7 @@ class LoaderTap:
         return batch
 
     def _counts(self, iterator: Any) -> bool:
-        """Whether the iterator belongs to the counted loader, or there is none: all its epochs share a sampler of indices."""
+        """Return whether the iterator belongs to the counted loader, or none is counted yet. Epochs share a sampler of indices."""
         counted = self._counted() if self._counted is not None else None
         return counted is None or counted is iterator._index_sampler
 

@@ -1,8 +1,8 @@
-"""What a call and its tensors are to the training: phase, micro-batch, and the role of each parameter, gradient and state.
+"""The part that a call plays in training: phase, micro-batch, and the roles of parameters, gradients and optimizer states.
 
 Nothing here keeps a tensor or an optimizer: modules are held weakly, and tensors are known by their ids. torch refuses to swap
-tensors that have weak references, and strong ones would keep memory alive. An id may be used again: whether the tensor is
-still the one that is meant is asked of its owner each time that it is met.
+tensors that have weak references, and strong ones would keep memory alive. An id may be used again,
+so the owner is asked each time whether the tensor is still its own.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Owned(NamedTuple):
         return held[self.key] if self.key in held else None  # noqa: SIM401  # a script module has no `get`
 
     def gradient(self) -> torch.Tensor | None:
-        """Return its gradient. Of a tensor that is no leaf torch would warn: wrappers put such in place of parameters."""
+        """Return its gradient. Wrappers put tensors that are no leaves in place of parameters, for which torch would warn."""
         held = self.parameter()
         return held.grad if held is not None and held.is_leaf else None
 
@@ -122,17 +122,17 @@ class Training:
         ]
 
     def remove(self) -> None:
-        """Watch them no more."""
+        """Stop watching."""
         while self._handles:
             self._handles.pop().remove()
         self._end_step()
 
     def begin_microbatch(self) -> None:
-        """The model is called once more before the optimizer steps."""
+        """Count another call of the model before the optimizer steps."""
         self.microbatch = 0 if self.microbatch is None else self.microbatch + 1
 
     def enter(self, module: nn.Module, state: ThreadState) -> None:
-        """A module is called from no other one. Modules without parameters, such as a loss, do not tell the phase."""
+        """Note the phase at the call of an outermost module. Modules without parameters, such as a loss, say nothing about it."""
         inner: nn.Module | None = module
         while inner is not None:
             module, inner = inner, inner_module(inner)
@@ -145,7 +145,7 @@ class Training:
                 state.phase = GENERATE
 
     def learn(self, module: nn.Module, path: str) -> None:
-        """Learn the parameters and buffers of a module that is called: wrappers exchange them for others."""
+        """Learn the parameters and buffers of a called module: wrappers may have replaced them."""
         for held in (module._parameters, module._buffers):
             for key, value in held.items():
                 if value is not None:
@@ -162,7 +162,7 @@ class Training:
             self.learn(module, path)
 
     def backward_ended(self) -> None:
-        """Parameters have gradients that were not there before. In a step of an optimizer its closure is over, too."""
+        """Note that parameters may have new gradients. Inside an optimizer's step, its closure has ended too."""
         self._has_new_gradients, self._states_of = True, None
         if self._optimizer is not None:
             self._session.state.phase = OPTIMIZER

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def show_in_one_line(error: Exception) -> None:
-    """Let this error, if nobody catches it, end the program with its message and no traceback."""
+    """Make this error, if uncaught, end the program with its message and no traceback."""
     error.__dict__["in_one_line"] = True
     if not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine(sys.excepthook)

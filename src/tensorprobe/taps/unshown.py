@@ -18,7 +18,7 @@ import torch
 from tensorprobe import torch_names
 
 Show = Callable[[Any, Any, Any], Any]
-"""Has a function mode execute a call, or hides it: function, arguments, keyword arguments."""
+"""Executes a call through a function mode, or hides it from one: function, arguments, keyword arguments."""
 
 
 class UnshownCalls:
@@ -29,7 +29,7 @@ class UnshownCalls:
         self._patches: list[_Body | _Method] = []
 
     def install(self) -> None:
-        """Begin. Nothing is installed where torch shows everything."""
+        """Start. Nothing is installed if torch shows everything."""
         if not self._patches:
             self._patches = list(self._wanted())
         for patch in self._patches:
@@ -94,7 +94,7 @@ def _new_body(*args: Any, tensorprobe_call: Callable[..., Any], **kwargs: Any) -
 
 
 class _Method:
-    """A method of Tensor for `x[i]`, `x[i] = y`. Who asks the class for it gets that of torch, but with `of_class`."""
+    """A method of Tensor for `x[i]` and `x[i] = y`. Asking the class for it gives torch's own, except with `of_class`."""
 
     def __init__(self, name: str, show: Show, of_class: bool = False) -> None:
         self._name, self._show, self._of_class = name, show, of_class

@@ -1,12 +1,12 @@
-"""Memory that was allocated without being initialised, and which elements of it were written since.
+"""Memory that was allocated without being initialised, and which of its elements were written since.
 
-Nobody knows what such memory holds, and two executions of one program find different bytes there. In the record its unwritten
+Its contents are undefined: two executions of one program find different bytes there. In the record its unwritten
 elements are zero, the slot lists the written ones, and a tensor without any written element has no values at all.
 
 Writes are followed by storage. A call that fills its argument (`copy_`, `out=`, a collective) writes all of that view; a call that
 fills a part (`__setitem__`, `scatter_`) is repeated on a mask. A call that only reads is computed again, with two different
-fillings of what nobody wrote: the elements of the result that differ are unwritten too. Memory that changes without a call
-that is seen (numpy, a kernel of another library) counts as written.
+fillings of what nobody wrote: the elements of the result that differ are unwritten too. Memory that changes without a visible
+call (numpy, a kernel of another library) counts as written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensorprobe.ops.table import short_name
 
 _SAMPLES = 4096
 _MOST_ELEMENTS = 1 << 28
-"""Larger memory has no mask: after the first write all of it counts as written."""
+"""Larger memory has no mask: the first write counts for all of it."""
 _MOST_RANGES = 1024
 _SWEEP = 64
 _FAMILIES = ("Tensor.", "Torch.", "Functional.", "Aten.")
@@ -96,14 +96,14 @@ class Unwritten:
         self.filled([entry for entry in outputs if not entry[0].startswith(workspace)])
 
     def grown(self, storage: Any) -> None:
-        """A storage was given new memory."""
+        """Note that a storage has new memory."""
         with self._lock, torch_names.quiet():
             self.blocks.pop(storage._cdata, None)
             if storage.nbytes():
                 self._add(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), None)
 
     def under_way(self, tensors: Tensors) -> None:
-        """A collective is going to write these tensors."""
+        """Note that a collective is going to write these tensors."""
         with self._lock, torch_names.quiet():
             for _, tensor in tensors:
                 key = _key(tensor)
@@ -114,7 +114,7 @@ class Unwritten:
                         self.blocks[key].under_way = True
 
     def filled(self, tensors: Tensors) -> None:
-        """All elements of these tensors are written."""
+        """Mark all elements of these tensors as written."""
         with self._lock, torch_names.quiet():
             for _, tensor in tensors:
                 self._mark(tensor, lambda mask: mask.fill_(True))
@@ -145,7 +145,7 @@ class Unwritten:
             self._read(func, args, kwargs, touched, outputs)
 
     def clear(self) -> None:
-        """Forget everything: what is written from now on is not seen."""
+        """Forget everything: writes are no longer followed."""
         with self._lock:
             self.blocks.clear()
 
@@ -186,7 +186,7 @@ class Unwritten:
         return None if mask.all() else mask
 
     def _mark(self, tensor: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> None:
-        """Have `write` set the elements of the mask of a tensor that were written."""
+        """Let `write` mark the elements of a tensor that were written."""
         key, tensor = _key(tensor), torch_names.local_part(tensor)
         block = None if key is None else self.blocks.get(key)
         if key is None or block is None:
@@ -224,7 +224,7 @@ class Unwritten:
             self._mark(args[0], lambda mask: write(mask, *rest, **named))
 
     def _resample(self, touched: Tensors) -> None:
-        """The call has changed memory in place: where nobody had written, it still holds nothing that is known."""
+        """Take a new sample after a call changed memory in place: its unwritten elements are still undefined."""
         with self._lock, torch_names.quiet():
             for _, tensor in touched:
                 block = self.blocks.get(_key(tensor) or 0)
