@@ -383,3 +383,12 @@ def test_a_state_that_nobody_uses_is_no_gap_and_one_used_inside_counts_once(tmp_
         (layer(xs)[0].sin().sum() + states[0].square().sum()).backward()
     found = {check.call: check.backward for check in audit(tmp_path / "run").checks if check.op.startswith("VF.")}
     assert set(found.values()) == {"pass"} and len(found) == 4, found
+
+
+def test_a_tensor_that_comes_twice_has_one_gradient(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(6, 6)
+    with tensorprobe.capture(tmp_path / "run", level="api", in_process=True):
+        x = layer(torch.randn(6, 6))
+        (torch.stack((x * x, x, x)).sin() + x @ x.conj()).sum().backward()
+    found = {check.op: check.backward for check in audit(tmp_path / "run").checks}
+    assert [found[op] for op in ("Tensor.mul", "Torch.stack", "Tensor.matmul")] == ["pass"] * 3, found

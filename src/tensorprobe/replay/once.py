@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class Replay:
 
     whole = False
     """Whether the gradient given for an output holds what comes from the call's other outputs, too, as that of an LSTM cell."""
+    joined: Mapping[str, str] = MappingProxyType({})
+    """The gradient of an input → that to which it is added: `x * x` has one gradient."""
 
     def __init__(
         self,
@@ -119,11 +122,17 @@ class Replay:
         if self.whole:
             coming = [own - inner for own, inner in zip(coming, _between(list(outputs.values()), coming), strict=True)]
         found = torch.autograd.grad(list(outputs.values()), list(wanted.values()), coming, allow_unused=True)
-        return {
-            name if name.startswith("parameters") else f"output{name[5:]}": gradient
-            for name, gradient in zip(wanted, found, strict=True)
-            if gradient is not None
-        }
+        gradients: dict[str, torch.Tensor] = {}
+        for name, gradient in zip(map(gradient_name, wanted), found, strict=True):
+            if gradient is not None:
+                place = self.joined.get(name, name)
+                gradients[place] = gradients[place] + gradient if place in gradients else gradient
+        return gradients
+
+
+def gradient_name(slot: str) -> str:
+    """Return the slot of the gradient of an input or parameter."""
+    return slot if slot.startswith("parameters") else f"output{slot[5:]}"
 
 
 def _between(outputs: list[torch.Tensor], coming: list[torch.Tensor]) -> Iterator[torch.Tensor | float]:

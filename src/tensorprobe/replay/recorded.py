@@ -19,7 +19,7 @@ from tensorprobe.replay.attention import DroppedAttention
 from tensorprobe.replay.evidence import on_host
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import real
-from tensorprobe.replay.once import Replay
+from tensorprobe.replay.once import Replay, gradient_name
 from tensorprobe.replay.randomness import is_recurrent, judge_sample, runs_needed
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Direction, Runs, Tensors, passed_over
 
@@ -72,10 +72,27 @@ class RecordedRuns(Runs):
         if lacking or not self.device.recorded_gradients:
             what = f"the gradient of {lacking[0]}" if lacking else "its result"
             return [passed_over("backward", f"its backward is not judged: {what} was not recorded")]
+        self.joined = self._joined()
+        for replay in (self.reference, self.own):
+            replay.joined = self.joined
         checked = super().check_backward(recorded)
         if len(held) > 1 and any(row.result == "fail" for row in checked):
             return self._with_whole_gradients(recorded, checked)
         return checked
+
+    def _joined(self) -> dict[str, str]:
+        """An input that came twice has one gradient, recorded at its first place: find it for those that have none."""
+        names = [slot.name for slot in self.call.model.slots if slot.grad and slot.name in self.inputs]
+        had = [name for name in names if gradient_name(name) in self.device.gradients({})]
+        found = {}
+        for name in names:
+            given = self.inputs[name]
+            alike = (
+                one for one in had if self.inputs[one].dtype is given.dtype and torch.equal(self.inputs[one], given)
+            )
+            if name not in had and (first := next(alike, None)) is not None:
+                found[gradient_name(name)] = gradient_name(first)
+        return found
 
     def _gradients_of_outputs(self, outputs: Mapping[str, torch.Tensor], recorded: StoredCall | None) -> Tensors:
         held = {f"output{slot.name[5:]}" for slot in (recorded.inputs if recorded else ())}

@@ -7,6 +7,7 @@ be run at all, `DeviceRaised` where only the device cannot run it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy
@@ -83,6 +84,8 @@ class Runs:
     """Values to use for outputs that the forward saves for its backward."""
     whole = False
     """Whether the gradients of outputs hold what comes from other outputs of the call, too."""
+    joined: Mapping[str, str] = MappingProxyType({})
+    """The gradients of inputs that are added to those of others."""
 
     def __init__(self, call: StoredCall, inputs: Tensors, conditions: Conditions) -> None:
         self.call, self.inputs, self._conditions = call, inputs, conditions
@@ -163,7 +166,7 @@ class Runs:
             torch.default_generator.manual_seed(seed)
         given = self.inputs if inputs is None else inputs
         replay = Replay(self.call.model, given, device=device, precision=precision, saved=self.saved)
-        replay.whole = self.whole
+        replay.whole, replay.joined = self.whole, self.joined
         return replay
 
     def _wide(self) -> Replay | Exception:
