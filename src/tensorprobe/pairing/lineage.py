@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.ops import Trait, has, plain_name
+from tensorprobe.ops import Trait, has, has_parts, plain_name
 from tensorprobe.pairing.call_pairs import content_of, forward_of, is_made, pair_slots, read_slots
 
 Border = tuple[int, str]
@@ -20,6 +20,8 @@ Pairs = Sequence[tuple[int, int]]
 Calls = tuple[Sequence[Call | None], Sequence[Call | None]]
 _MOST_SOURCES = 64
 """A call without a partner that is computed from more tensors is not looked at."""
+_LONGEST_CHAIN = 8
+"""Views of views of views that are looked at."""
 _MOVING = frozenset("reshape view_as flatten expand expand_as __getitem__ getitem cat stack repeat roll".split())
 
 
@@ -36,9 +38,12 @@ class Side:
                 continue
             if not call.repeat:
                 self.positions.setdefault(call.name, position)
+            inner = has_parts(call.op) and position not in partner
             for slot in call.slots:
                 if (content := content_of(slot)) is not None:
-                    (self._makers if is_made(call, slot) else self._readers)[content].append(position)
+                    made = is_made(call, slot)
+                    if not (made and inner and content in self._makers):  # a call inside made it
+                        (self._makers if made else self._readers)[content].append(position)
 
     def maker(self, content: Hashable, before: int) -> int | None:
         """Return the last call before this one that made the content."""
@@ -118,6 +123,7 @@ def mismatched_pairs(
         if last not in found:
             break
     found |= {pair for pair in left if pair not in found and sweep.takes_another_part(pair)}
+    found |= sweep.inner_views([pair for pair in left if pair not in found])
     stems = {_stem(call) for pair in found if (call := calls[0][pair[0]]) is not None}
     return {pair for pair in left if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
 
@@ -174,6 +180,37 @@ class _Sweep:
                 for side, position in zip(self._sides, pair, strict=True):
                     side.alone.add(position)
         return found
+
+    def inner_views(self, pairs: Pairs) -> set[tuple[int, int]]:
+        """Return the pairs of views and copies that lie among calls without a partner: nothing says which belongs to which."""
+        views = [
+            pair for pair in pairs if (call := self._calls[0][pair[0]]) and _is_of_model(call) and only_moves(call)
+        ]
+        found: set[tuple[int, int]] = set()
+        for _ in range(_LONGEST_CHAIN):
+            inner = {pair for pair in views if pair not in found and self._is_inner(pair)}
+            if not inner:
+                break
+            found |= inner
+            for at, side in enumerate(self._sides):
+                side.alone.update(pair[at] for pair in inner)
+        return found
+
+    def _is_inner(self, pair: tuple[int, int]) -> bool:
+        for side, position in zip(self._sides, pair, strict=True):
+            call = side.side.calls[position]
+            assert call is not None
+            for slot in call.slots:
+                content = content_of(slot)
+                if content is None or slot.role:
+                    return False
+                if is_made(call, slot):
+                    readers = [each for each in side.side.readers(content) if each != position]
+                    if not side.alone.issuperset(readers) or not (readers or plain_name(call.op) == "detach"):
+                        return False  # what nobody reads may be the result of the program
+                elif side.side.maker(content, position) not in side.alone:
+                    return False
+        return True
 
     def takes_another_part(self, pair: tuple[int, int]) -> bool:
         """Return whether two views lead into calls without a partner, and such calls read the whole tensor in one run only.

@@ -40,6 +40,7 @@ from tensorprobe.pairing.call_pairs import (
     slot_facts,
 )
 from tensorprobe.pairing.regions import Region, meet_again, with_regions
+from tensorprobe.pairing.roles import parameter_of
 from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, are_hidden, stored_alike, why_not
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
@@ -132,9 +133,7 @@ def _measure_aligned(
     if any(damaged):
         table.skip(Skipped.DAMAGED_LINE, sum(damaged))
     alone = table.unpaired(segments, entries, alignment, damaged)
-    regions: list[Region] = []
-    if any(alone):
-        alignment.pairs, alone, regions = meet_again(segments, entries, alignment.pairs, alone)
+    alignment.pairs, alone, regions = meet_again(segments, entries, alignment.pairs, alone, options.renames)
     pairs = with_regions(read_pairs(segments, entries, alignment.pairs), regions)
     while chunk := list(islice(pairs, CHUNK)):
         table.add([read for read in chunk if isinstance(read, CallPair)])
@@ -161,7 +160,10 @@ def _read_details(segment: Segment) -> list[Detail]:
         if not isinstance(item, Damage):
             line, call = item
             by_line[line] = Detail(
-                call.level, call.module, tuple((slot.name, slot.dtype, slot.shape) for slot in call.slots)
+                call.level,
+                call.module,
+                tuple((slot.name, slot.dtype, slot.shape) for slot in call.slots),
+                tuple(parameter_of(slot.role) for slot in call.slots if slot.role),
             )
     unreadable = Detail("", "", None)
     return [by_line.get(entry.line, unreadable) for entry in segment.index().entries]

@@ -23,10 +23,11 @@ import msgspec
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.model.reason import Skipped
-from tensorprobe.ops import Trait, has, short_name
+from tensorprobe.ops import Trait, has, has_parts, short_name
 from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, forward_of, is_made, read_slots
 from tensorprobe.pairing.lineage import Border, Side, mismatched_pairs, only_moves, unlike_pairs
 from tensorprobe.pairing.optimizers import pair_optimizers
+from tensorprobe.pairing.roles import Rename, unify_roles
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
@@ -53,8 +54,11 @@ def meet_again(
     entries: tuple[Sequence[Entry], Sequence[Entry]],
     pairs: list[tuple[int, int]],
     alone: tuple[list[int], list[int]],
+    renames: tuple[Rename, Rename],
 ) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
     """Return the pairs, the calls without a partner, and the regions of a step; all its calls are read for that.
+
+    `renames` give modules and parameters of both sides one name.
 
     Calls with one name and other shapes may be no pair: `div` in the attention of one run, and in the activation of the
     other. They are none if both are in regions.
@@ -63,9 +67,12 @@ def meet_again(
         return pairs, alone, []
     held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
     ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
+    ours, theirs = unify_roles((ours, theirs), renames)
     lines = [entry.line for entry in entries[0]]
     step = pair_optimizers((ours, theirs), pairs, alone, f"{_OPTIMIZER}.forward")
     if step is None or len(step.pairs) == 0:
+        if not any(alone):
+            return pairs, alone, []
         return _meet((ours, theirs), pairs, alone, lines)
     # What stands for the optimizer takes part as pairs of calls at the end: what it reads may come out of a region.
     end, first = (len(ours), len(theirs)), lines[step.members[0][0]]
@@ -193,6 +200,8 @@ class _Search:
                     again = self._sides[node[0]].made_again(content, node[1])
                     if again is not None and (node[0], again) in self._alone:
                         self._join(node, (node[0], again))
+                    if has_parts(call.op) and (inside := self._maker(node, slot)) is not None:
+                        self._join(node, inside)
             forward = self._sides[node[0]].positions.get(forward_of(call))
             if forward is not None and (node[0], forward) in self._alone:
                 self._join(node, (node[0], forward))
