@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.ops import Trait, has, has_parts, plain_name
-from tensorprobe.pairing.call_pairs import content_of, forward_of, is_made, pair_slots, read_slots
+from tensorprobe.pairing.call_pairs import OPTIMIZER, content_of, forward_of, is_made, pair_slots, read_slots
 
 Border = tuple[int, str]
 """A slot of a pair of calls: the position of the pair, and the name of the slot."""
@@ -31,6 +31,8 @@ class Side:
     def __init__(self, calls: Sequence[Call | None], partner: dict[int, int]) -> None:
         self.calls, self.partner = calls, partner
         self.positions: dict[str, int] = {}
+        self.tables: set[Hashable] = set()
+        """Contents that are computed from constants and buffers alone, such as masks and tables of sines."""
         self._makers: defaultdict[Hashable, list[int]] = defaultdict(list)
         self._readers: defaultdict[Hashable, list[int]] = defaultdict(list)
         for position, call in enumerate(calls):
@@ -44,6 +46,16 @@ class Side:
                     made = is_made(call, slot)
                     if not (made and inner and content in self._makers):  # a call inside made it
                         (self._makers if made else self._readers)[content].append(position)
+            if self._is_table(call):
+                self.tables.update(content_of(slot) for slot in call.slots if is_made(call, slot))
+
+    def _is_table(self, call: Call) -> bool:
+        constant = call.direction == "forward" and not has(call.op, Trait.RANDOM) and call.phase != OPTIMIZER
+        return constant and all(
+            slot.role.startswith("buffer ") or content in self.tables or (content is None and not slot.skipped)
+            for slot in read_slots(call)
+            for content in [content_of(slot)]
+        )
 
     def maker(self, content: Hashable, before: int) -> int | None:
         """Return the last call before this one that made the content."""
@@ -281,3 +293,20 @@ class _Sources:
 
 def only_moves(call: Call) -> bool:
     return has(call.op, Trait.VIEW | Trait.COPIES | Trait.MAY_DO_NOTHING) or plain_name(call.op) in _MOVING
+
+
+def computes_nothing(call: Call) -> bool:
+    """Return whether a call copies numbers, shows or converts them without a loss, or makes a constant from nothing."""
+    if (
+        len(call.slots) == 2
+        and len({slot.dtype for slot in call.slots}) == len({slot.side for slot in call.slots}) == 2
+    ):
+        one, other = call.slots
+        return one.shape == other.shape and one.summary is not None and one.summary == other.summary
+    return only_moves(call) or has(call.op, Trait.ALLOCATES)
+
+
+def returns_what_it_got(call: Call) -> bool:
+    """Return whether a random op drew nothing, as dropout with a rate of zero."""
+    read = {content_of(slot) for slot in read_slots(call)} - {None}
+    return all(content_of(slot) in read for slot in call.slots if is_made(call, slot))

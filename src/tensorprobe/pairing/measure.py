@@ -185,6 +185,7 @@ class _Table:
         self._forwards: dict[str, int] = {}
         self._rows = RowLists()
         self._regions: dict[str, tuple[list[str], list[str]]] = {}
+        self._idle: set[str] = set()
 
     def add(self, pairs: list[CallPair]) -> None:
         """Add the columns of more pairs of calls."""
@@ -332,10 +333,9 @@ class _Table:
     def measured(self) -> Measured:
         """Wait for the threads and return the finished columns."""
         rows = self._rows.finish(self._kernel.results(), self._kernel.apart, self._calls.direction)
-        pair = self._pair
         return Measured(
-            pair.step,
-            pair.rank,
+            self._pair.step,
+            self._pair.rank,
             self._calls,
             rows,
             list(self._contents),
@@ -344,8 +344,9 @@ class _Table:
             self._findings,
             self._findings_left_out,
             read=(self._buckets.paired, self._buckets.paired),
-            other_layout=pair.other_layout,
+            other_layout=self._pair.other_layout,
             regions=self._regions,
+            idle=self._idle,
         )
 
     def unpaired(
@@ -385,11 +386,10 @@ class _Table:
         regions: Sequence[Region],
     ) -> None:
         """Add the calls that only one side has; suggest the nearest call of the other side for the first of them."""
+        self._idle.update(region.name for region in regions if region.idle)
         for region in regions:
-            names = [
-                [held[position].name for position in side] for held, side in zip(entries, region.members, strict=True)
-            ]
-            self._regions[region.name] = names[0], names[1]
+            ours, theirs = ([held[at].name for at in side] for held, side in zip(entries, region.members, strict=True))
+            self._regions[region.name] = ours, theirs
         inside = tuple(
             {position: region.name for region in regions for position in region.members[at]} for at in (0, 1)
         )
