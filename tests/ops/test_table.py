@@ -41,6 +41,12 @@ def test_writing_in_place_is_a_trait_of_one_spelling() -> None:
 def test_a_module_may_hold_any_op() -> None:
     assert ops.has("Module.layers.0.Linear", Trait.MULTIPLIES)
     assert not ops.has("Module.layers.0.view", Trait.MOVES | Trait.VIEW)
+    assert ops.has("Module.layers.0.Block", Trait.DECIDES)
+
+
+def test_a_class_of_torch_computes_its_op() -> None:
+    assert not ops.has("Module.layers.0.Linear", Trait.DECIDES | Trait.DIVIDES | Trait.EXPONENTIAL)
+    assert ops.has("Module.layers.0.ReLU", Trait.DECIDES)
 
 
 @pytest.mark.parametrize(

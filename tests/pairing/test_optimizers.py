@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.pairing.optimizers import PHASE, pair_optimizers
+from tensorprobe.pairing.call_pairs import OPTIMIZER as PHASE
+from tensorprobe.pairing.optimizers import pair_optimizers
 
 NAME = "Optimizer.step.0.forward"
 

@@ -227,6 +227,7 @@ class _Step:
             finding=finding,
             region=None if region is None else self.region(finding.region),
             random=region is not None
+            and finding.region not in self.measured.idle
             and any(has(op_of(name), Trait.RANDOM) for name in self.measured.region_calls(region)),
         )
         return Candidate(divergence, epoch, is_collective(finding.call))

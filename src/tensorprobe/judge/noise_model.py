@@ -22,7 +22,7 @@ from tensorprobe.judge.inside import Inside
 from tensorprobe.model.call import op_of
 from tensorprobe.model.dtypes import BY_CODE, EPS
 from tensorprobe.model.measured import DIGEST, NONE, STATISTICS, VALUES, Measured
-from tensorprobe.ops import Trait, traits_of
+from tensorprobe.ops import Trait, has_parts, traits_of
 
 Array = numpy.ndarray[Any, Any]
 
@@ -59,7 +59,9 @@ SKETCH_SPREAD = 2.3
 """A distance that is estimated from eight numbers is at most this far above the true one, but for one in a million."""
 """Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: it is a sum, and each device adds in
 an order of its own."""
-QUOTIENTS_OFF = 2e-3
+CHANCE = 64.0
+"""How many times better than its elements all statistics of a tensor may agree by chance."""
+QUOTIENTS_OFF = 1e-2
 """How much the norm of a parameter may move apart in one update where values were not recorded."""
 GREATEST_RANGE = 100.0
 """Arguments of an exponential further apart give zero, so a mask of -1e9 does not excuse other errors."""
@@ -208,8 +210,9 @@ def allow(measured: Measured, errors: Errors, inside: Inside) -> Allowance:
     roundings = numpy.where(exact, 0.0, roundings * numpy.where(errors.roundoff <= _ACCUMULATOR, WIDE_FACTOR, 1.0))
     peak_roundings = numpy.where(exact, 0.0, numpy.maximum(2 * roundings, LEAST_PEAK))
     accumulator = numpy.where(exact, 0.0, numpy.minimum(errors.roundoff, _ACCUMULATOR))
-    # Norms of narrow inputs sum the gradients of their weights in that dtype, in one part per thread.
+    # Norms of narrow inputs sum the gradients of their weights in that dtype, in one part per thread; so do embeddings.
     narrow_sums = is_backward & has(Trait.DIVIDES) & has(Trait.REDUCES)
+    narrow_sums |= numpy.array(["embedding_dense_backward" in op for op in calls.op], dtype=bool)[call]
     accumulator = numpy.where(
         narrow_sums, numpy.maximum(accumulator, operands.roundoff[group] / SUM_FACTOR), accumulator
     )
@@ -285,8 +288,12 @@ def _errors_inside(inside: Inside, measured: Measured, errors: Errors, sizes: tu
 
 
 def _traits_of_region(names: Sequence[str]) -> Trait:
-    """Return the traits of several calls that are judged as one: it moves numbers only if each of them does."""
-    found = [traits_of(op_of(name)) for name in names]
+    """Return the traits of several calls that are judged as one: it moves numbers only if each of them does.
+
+    What a function of the program computes is known from the calls inside it, or from those of the other side.
+    """
+    ops = [op_of(name) for name in names]
+    found = [traits_of(op) for op in ops if not has_parts(op)] or [traits_of(op) for op in ops]
     computing = [traits for traits in found if not traits & Trait.MOVES]
     total = Trait.COMPOSITE if len(computing) > 1 else Trait.NONE if computing else Trait.MOVES
     for traits in computing:
@@ -324,7 +331,10 @@ class _Operands:
         )
         element = numpy.minimum(_clean(rows.figures["max_rel"]), 1e3)
         self.element_relative = self._greatest(group, numpy.where(errors.equal, 0.0, element), floats)
-        self._widen_where_weak(group, floats & ~errors.equal & (rows.basis == STATISTICS))
+        weak = floats & ~errors.equal & (rows.basis == STATISTICS)
+        # Norm and mean of many elements agree better than the elements; the greatest and least are two of these.
+        chance = numpy.maximum(numpy.minimum(peak_relative, 1e6), numpy.sqrt(errors.count) * errors.relative)
+        self._widen_where_weak(group, weak, self._greatest(group, chance + errors.roundoff, weak))
         self.equal = self._greatest(group, (~errors.equal).astype(float), inputs) == 0
         self.narrower = numpy.zeros(len(measured.calls.name))
         numpy.maximum.at(self.narrower, rows.call[errors.mixed], errors.roundoff[errors.mixed])
@@ -344,13 +354,14 @@ class _Operands:
         known = numpy.isfinite(wide_in) & (wide_in > 0)
         self.steepness = numpy.where(known, numpy.clip(wide_out / numpy.where(known, wide_in, 1.0), 1.0, 1e4), 1.0)
 
-    def _widen_where_weak(self, call: Array, weak: Array) -> None:
-        """Statistics may agree by chance, so inputs without values carry at least the error seen so far."""
+    def _widen_where_weak(self, call: Array, weak: Array, own: Array) -> None:
+        """Statistics may agree by chance, so inputs without values carry at least the error seen so far, if that much is likely."""
         if not weak.any():
             return
         at = numpy.unique(call[weak])
         for values in (self.relative, self.peak_relative):
-            values[at] = numpy.maximum.accumulate(values[at])
+            likely = numpy.minimum(numpy.maximum.accumulate(values[at]), CHANCE * own[at])
+            values[at] = numpy.maximum(values[at], likely)
         self.element_relative[at] = numpy.maximum(self.element_relative[at], self.relative[at])
 
     def join_forward(self, forward: Array, linked: Array) -> None:

@@ -110,6 +110,8 @@ class Measured:
     """What the user's map names and these calls do not have."""
     regions: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
     """Regions of calls without a partner, by name → the names of their calls on both sides."""
+    idle: set[str] = field(default_factory=set)
+    """Regions whose random ops, if they have any, drew nothing."""
     coarse: bool = False
     """Whether the calls differ so much that they were aligned by a method that may miss pairs."""
     read: tuple[int, int] = (0, 0)

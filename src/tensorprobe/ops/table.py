@@ -74,6 +74,10 @@ class Trait(IntFlag):
 _OF_ONE_SPELLING = Trait.VIEW | Trait.WRITES_PART | Trait.ALLOCATES | Trait.STORAGE | Trait.QUESTION
 """Traits that hold for the listed name only: `index_put_` writes a part of its argument, `index_put` does not."""
 
+_ATTENTION = """scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu
+    scaled_dot_product_efficient_attention scaled_dot_product_cudnn_attention scaled_dot_product_attention_math
+    scaled_dot_product_fused_attention_overrideable"""
+"""What scaled_dot_product_attention is below the API."""
 _NAMES: dict[Trait, str] = {
     Trait.MOVES: """view view_as reshape reshape_as permute transpose swapaxes movedim t T mT contiguous clone copy detach
         __getitem__ getitem __setitem__ setitem expand expand_as squeeze unsqueeze flatten unflatten narrow chunk
@@ -82,17 +86,21 @@ _NAMES: dict[Trait, str] = {
         triu repeat repeat_interleave tile ones zeros full tensor arange zeros_like ones_like full_like zero fill
         neg abs sign maximum minimum max min amax amin clamp topk sort argsort argmax argmin one_hot eq ne lt
         gt le ge logical_not logical_and logical_or isnan isinf isfinite to type_as cpu cuda npu float double half
-        bfloat16 long int bool pixel_shuffle unfold diagonal""",
+        bfloat16 long int bool pixel_shuffle unfold diagonal to_copy adaptive_max_pool1d adaptive_max_pool2d
+        adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices""",
     Trait.MULTIPLIES: """linear matmul mm bmm addmm baddbmm addbmm addmv mv dot inner outer einsum tensordot bilinear
         conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
         scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell mul
-        multiply addcmul addr ger chain_matmul npu_linear npu_fusion_attention""",
+        multiply addcmul addr ger chain_matmul npu_linear npu_fusion_attention
+        """
+    + _ATTENTION,
     Trait.REDUCES: """softmax safe_softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm instance_norm local_response_norm
         normalize cross_entropy nll_loss logsumexp cumsum cumprod var std norm vector_norm matrix_norm
         linalg_vector_norm kl_div cosine_similarity native_layer_norm native_batch_norm native_group_norm
         scaled_dot_product_attention multi_head_attention_forward lstm gru mse_loss l1_loss smooth_l1_loss
         huber_loss binary_cross_entropy binary_cross_entropy_with_logits npu_rms_norm index_add scatter_add put
-        index_put""",
+        index_put embedding_dense_backward """
+    + _ATTENTION,
     Trait.ROUNDED_ONCE: "add sub subtract rsub mul multiply div divide true_divide sqrt reciprocal square",
     Trait.AVERAGES: """mean cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy
         binary_cross_entropy_with_logits softmax safe_softmax log_softmax softmin layer_norm rms_norm batch_norm group_norm
@@ -100,10 +108,12 @@ _NAMES: dict[Trait, str] = {
         avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d npu_rms_norm""",
     Trait.COMPOSITE: """scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell
         cross_entropy normalize einsum cosine_similarity gumbel_softmax npu_fusion_attention rotary_embedding
-        local_response_norm binary_cross_entropy_with_logits log_softmax pow""",
+        local_response_norm binary_cross_entropy_with_logits log_softmax pow mish """
+    + _ATTENTION,
     Trait.EXPONENTIAL: """softmax safe_softmax log_softmax softmin cross_entropy exp expm1 sigmoid logsigmoid logsumexp
         scaled_dot_product_attention softplus multi_head_attention_forward gumbel_softmax
-        binary_cross_entropy_with_logits kl_div npu_fusion_attention""",
+        binary_cross_entropy_with_logits kl_div npu_fusion_attention """
+    + _ATTENTION,
     Trait.DIVIDES: """div divide true_divide truediv rtruediv rdiv reciprocal rsqrt sqrt log log2 log10 log1p pow
         addcdiv normalize layer_norm rms_norm batch_norm group_norm instance_norm native_layer_norm
         native_batch_norm native_group_norm atan2 norm vector_norm std linalg_vector_norm cosine_similarity
@@ -112,7 +122,8 @@ _NAMES: dict[Trait, str] = {
         relu relu6 leaky_relu hardtanh hardswish max_pool1d max_pool2d max_pool3d topk sort argsort argmax argmin
         sign round floor ceil trunc eq ne lt gt le ge where clamp maximum minimum max min amax amin fmod remainder
         multinomial unique searchsorted bucketize nonzero masked_select one_hot isnan isinf isfinite dropout
-        threshold prelu elu abs""",
+        threshold prelu elu abs celu selu hardsigmoid hardshrink softshrink median nanmedian mode kthvalue cummax cummin
+        msort adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices""",
     Trait.CANCELS: """gelu silu mish softplus erf erfc expm1 log1p tanh sigmoid hardswish sin cos add sub rsub subtract lerp var
         std sum nansum mean nanmean""",
     Trait.RANDOM: """dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout
@@ -124,10 +135,10 @@ _NAMES: dict[Trait, str] = {
         random_ poisson binomial cauchy_ geometric_ log_normal_ alpha_dropout dropout rrelu native_dropout multinomial
         _standard_gamma randperm""",
     Trait.ELEMENTWISE: """add sub mul div neg abs maximum minimum where masked_fill clamp clip rsub subtract multiply divide
-        true_divide __setitem__ copy exp relu to type half float bfloat16 double fill masked_scatter addcmul addcdiv
+        true_divide __setitem__ copy exp relu to to_copy type half float bfloat16 double fill masked_scatter addcmul addcdiv
         lerp""",
-    Trait.CASTS: "half bfloat16 float double type_as to type",
-    Trait.MAKES_MASKS: """log log2 log10 log1p logit to type type_as half bfloat16 float add sub mul multiply subtract rsub
+    Trait.CASTS: "half bfloat16 float double type_as to to_copy type",
+    Trait.MAKES_MASKS: """log log2 log10 log1p logit to to_copy type type_as half bfloat16 float add sub mul multiply subtract rsub
         masked_fill""",
     Trait.CHOOSES: """max min sort topk argmax argmin argsort msort cummax cummin kthvalue median nanmedian mode""",
     Trait.INDEXES: "__getitem__ __setitem__",
@@ -138,7 +149,7 @@ _NAMES: dict[Trait, str] = {
     Trait.WRITES_PART: """__setitem__ index_copy_ index_put_ index_fill_ index_add_ scatter_ scatter_add_ masked_scatter_
         masked_fill_ put_""",
     Trait.COPIES: """clone detach copy contiguous ones zeros full tensor scalar_tensor zeros_like ones_like full_like new_zeros
-        new_ones new_full new_tensor""",
+        new_ones new_full new_tensor to_copy""",
     Trait.ALLOCATES: "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_with_format empty_quantized",
     Trait.STORAGE: """set_ resize_ resize resize_as_ _resize_output_ set_data storage_resize_ detach alias lift
         lift_fresh _has_same_storage_numel""",
@@ -156,6 +167,31 @@ _NAMES: dict[Trait, str] = {
 _OF_MODULES = (
     Trait.COMPOSITE | Trait.REDUCES | Trait.MULTIPLIES | Trait.EXPONENTIAL | Trait.DIVIDES | Trait.DECIDES
 )  # a module may hold any op
+_CLASSES = {
+    name: op
+    for op, names in {
+        "linear": "Linear NonDynamicallyQuantizableLinear LazyLinear",
+        "bilinear": "Bilinear",
+        "conv2d": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
+        "embedding": "Embedding",
+        "layer_norm": "LayerNorm",
+        "rms_norm": "RMSNorm",
+        "group_norm": "GroupNorm",
+        "batch_norm": "BatchNorm1d BatchNorm2d BatchNorm3d",
+        "gelu": "GELU",
+        "silu": "SiLU",
+        "mish": "Mish",
+        "relu": "ReLU ReLU6 LeakyReLU PReLU",
+        "tanh": "Tanh",
+        "softplus": "Softplus",
+        "elu": "ELU CELU SELU",
+        "softmax": "Softmax",
+        "avg_pool2d": "AvgPool1d AvgPool2d AvgPool3d",
+        "flatten": "Flatten Unflatten Identity",
+    }.items()
+    for name in names.split()
+}
+"""Classes of torch that compute one op. A class of the program may have such a name too: it computes the like."""
 _TRAITS: dict[str, Trait] = {}
 for _trait, _names in _NAMES.items():
     for _name in _names.split():
@@ -216,7 +252,8 @@ def plain_name(op: str) -> str:
 def traits_of(op: str) -> Trait:
     """Return the traits of `Functional.conv2d`, `Torch._foreach_add_`, `Aten.mm.default`, `Module.layers.0.Linear`."""
     if has_parts(op):
-        return _OF_MODULES
+        known = _CLASSES.get(op.rpartition(".")[2]) if op.startswith("Module.") else None
+        return _OF_MODULES if known is None else _TRAITS[known] | Trait.COMPOSITE
     name = short_name(canonical_op(op))
     if is_collective(op):
         moves = name.startswith(_MOVING_COLLECTIVES)

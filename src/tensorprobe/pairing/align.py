@@ -68,6 +68,15 @@ class Options:
     strip_prefix: str | None = None
     fuzzy: bool = False
 
+    @property
+    def renames(self) -> tuple[Callable[[str], str], Callable[[str], str]]:
+        """What gives the paths of modules and parameters of both sides one name."""
+        prefix, mapping = self.strip_prefix, self.mapping or NameMap()
+        return (
+            lambda path: without_prefix(path, prefix),
+            lambda path: mapping.rename_module(without_prefix(path, prefix)),
+        )
+
 
 PLAIN = Options()
 """The defaults."""
@@ -208,10 +217,7 @@ class _Work:
         self._method: Method = "exact"
         self._unused: list[str] = []
         prefix, mapping = options.strip_prefix, options.mapping or NameMap()
-        self._rename_paths = (
-            lambda path: without_prefix(path, prefix),
-            lambda path: mapping.rename_module(without_prefix(path, prefix)),
-        )
+        self._rename_paths = options.renames
         ours = read_columns(baseline, self._vocabulary, lambda op: op_without_prefix(op, prefix))
         by_path = {op.rpartition(".")[0]: op for op in self._vocabulary.ops if op.startswith("Module.")}
 
@@ -458,13 +464,19 @@ class _Work:
     def _unused_rules(self, mapping: NameMap) -> list[str]:
         """Return the rules for ops that led to no pair.
 
-        Where no calls of modules were recorded, a rule for modules renames the module paths of other calls.
+        Where no calls of modules were recorded, a rule for modules renames the module paths of other calls, and parameters.
         """
         side = self.sides[1]
         used = {self._rules[spelling] for spelling in np.unique(side.spelling[self.partners[1] >= 0]).tolist()}
         if any("Module" in rule for rule in mapping.ops):
             prefix = self._options.strip_prefix
-            theirs = {f"Module.{without_prefix(each.module, prefix)}" for each in self._details("candidate")}
-            ours = {f"Module.{without_prefix(each.module, prefix)}" for each in self._details("baseline")}
+            ours, theirs = (
+                {
+                    f"Module.{without_prefix(path, prefix)}"
+                    for each in self._details(side)
+                    for path in (each.module, *each.parameters)
+                }
+                for side in _SIDES
+            )
             used |= {mapping.rule_for(path) for path in theirs if mapping.rename_op(path) in ours}
         return [f"{ours} = {theirs}" for theirs, ours in mapping.ops.items() if theirs not in used]

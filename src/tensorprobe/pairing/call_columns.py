@@ -24,11 +24,12 @@ _MOST_DIGITS = 18
 
 
 class Detail(NamedTuple):
-    """What a call's line says beyond its name: level, module path, and a signature of its shapes and dtypes."""
+    """What a call's line says beyond its name: level, module path, a signature of its shapes and dtypes, its parameters."""
 
     level: str
     module: str
     signature: Hashable
+    parameters: tuple[str, ...] = ()
 
 
 Key = TypeVar("Key")
@@ -168,7 +169,7 @@ def read_details(
     distinct: defaultdict[Detail, int] = _numbering()
     rows = np.array([distinct[detail] for detail in details], dtype=np.int64)
     modules, signatures = vocabulary.modules, vocabulary.signatures
-    module_codes = [modules[level, rename(module)] for level, module, _ in distinct]
+    module_codes = [modules[detail.level, rename(detail.module)] for detail in distinct]
     signature = [signatures[detail.signature] for detail in distinct]
     return np.array(module_codes, dtype=np.int64)[rows], np.array(signature, dtype=np.int64)[rows]
 

@@ -22,6 +22,8 @@ from tensorprobe.ops import parameter_names, positional_slot, signature_of
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
+OPTIMIZER = "optimizer"
+"""The phase of the calls inside the step of an optimizer."""
 MAX_KEPT = 20_000
 CHUNK = 2048
 """Pairs that are processed together."""
@@ -62,7 +64,7 @@ def read_in_step(baseline: Segment, candidate: Segment) -> Iterator[list[CallPai
             yield None
             return
         one, other = left[1], right[1]
-        if one.name != other.name or one.repeat != other.repeat:
+        if one.name != other.name or one.repeat != other.repeat or update_others(one, other):
             yield None
             return
         chunk.append(CallPair(left[0], one, other))
@@ -126,6 +128,13 @@ class _Reader:
             return self._segment.call_at(entry)
         except RunDamaged:
             return Skipped.DAMAGED_LINE
+
+
+def update_others(ours: Call, theirs: Call) -> bool:
+    """Return whether two calls of optimizers are about other parameters."""
+    return ours.phase == OPTIMIZER and any(
+        one.role and other.role and one.role != other.role for one, other in zip(ours.slots, theirs.slots, strict=False)
+    )
 
 
 def content_of(slot: Slot) -> Hashable:

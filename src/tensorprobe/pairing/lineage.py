@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from tensorprobe.model import Call, Slot
-from tensorprobe.ops import Trait, has, plain_name
-from tensorprobe.pairing.call_pairs import content_of, forward_of, is_made, pair_slots, read_slots
+from tensorprobe.ops import Trait, has, has_parts, plain_name
+from tensorprobe.pairing.call_pairs import OPTIMIZER, content_of, forward_of, is_made, pair_slots, read_slots
 
 Border = tuple[int, str]
 """A slot of a pair of calls: the position of the pair, and the name of the slot."""
@@ -20,6 +20,8 @@ Pairs = Sequence[tuple[int, int]]
 Calls = tuple[Sequence[Call | None], Sequence[Call | None]]
 _MOST_SOURCES = 64
 """A call without a partner that is computed from more tensors is not looked at."""
+_LONGEST_CHAIN = 8
+"""Views of views of views that are looked at."""
 _MOVING = frozenset("reshape view_as flatten expand expand_as __getitem__ getitem cat stack repeat roll".split())
 
 
@@ -29,6 +31,8 @@ class Side:
     def __init__(self, calls: Sequence[Call | None], partner: dict[int, int]) -> None:
         self.calls, self.partner = calls, partner
         self.positions: dict[str, int] = {}
+        self.tables: set[Hashable] = set()
+        """Contents that are computed from constants and buffers alone, such as masks and tables of sines."""
         self._makers: defaultdict[Hashable, list[int]] = defaultdict(list)
         self._readers: defaultdict[Hashable, list[int]] = defaultdict(list)
         for position, call in enumerate(calls):
@@ -36,9 +40,22 @@ class Side:
                 continue
             if not call.repeat:
                 self.positions.setdefault(call.name, position)
+            inner = has_parts(call.op) and position not in partner
             for slot in call.slots:
                 if (content := content_of(slot)) is not None:
-                    (self._makers if is_made(call, slot) else self._readers)[content].append(position)
+                    made = is_made(call, slot)
+                    if not (made and inner and content in self._makers):  # a call inside made it
+                        (self._makers if made else self._readers)[content].append(position)
+            if self._is_table(call):
+                self.tables.update(content_of(slot) for slot in call.slots if is_made(call, slot))
+
+    def _is_table(self, call: Call) -> bool:
+        constant = call.direction == "forward" and not has(call.op, Trait.RANDOM) and call.phase != OPTIMIZER
+        return constant and all(
+            slot.role.startswith("buffer ") or content in self.tables or (content is None and not slot.skipped)
+            for slot in read_slots(call)
+            for content in [content_of(slot)]
+        )
 
     def maker(self, content: Hashable, before: int) -> int | None:
         """Return the last call before this one that made the content."""
@@ -118,6 +135,7 @@ def mismatched_pairs(
         if last not in found:
             break
     found |= {pair for pair in left if pair not in found and sweep.takes_another_part(pair)}
+    found |= sweep.inner_views([pair for pair in left if pair not in found])
     stems = {_stem(call) for pair in found if (call := calls[0][pair[0]]) is not None}
     return {pair for pair in left if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
 
@@ -174,6 +192,37 @@ class _Sweep:
                 for side, position in zip(self._sides, pair, strict=True):
                     side.alone.add(position)
         return found
+
+    def inner_views(self, pairs: Pairs) -> set[tuple[int, int]]:
+        """Return the pairs of views and copies that lie among calls without a partner: nothing says which belongs to which."""
+        views = [
+            pair for pair in pairs if (call := self._calls[0][pair[0]]) and _is_of_model(call) and only_moves(call)
+        ]
+        found: set[tuple[int, int]] = set()
+        for _ in range(_LONGEST_CHAIN):
+            inner = {pair for pair in views if pair not in found and self._is_inner(pair)}
+            if not inner:
+                break
+            found |= inner
+            for at, side in enumerate(self._sides):
+                side.alone.update(pair[at] for pair in inner)
+        return found
+
+    def _is_inner(self, pair: tuple[int, int]) -> bool:
+        for side, position in zip(self._sides, pair, strict=True):
+            call = side.side.calls[position]
+            assert call is not None
+            for slot in call.slots:
+                content = content_of(slot)
+                if content is None or slot.role:
+                    return False
+                if is_made(call, slot):
+                    readers = [each for each in side.side.readers(content) if each != position]
+                    if not side.alone.issuperset(readers) or not (readers or plain_name(call.op) == "detach"):
+                        return False  # what nobody reads may be the result of the program
+                elif side.side.maker(content, position) not in side.alone:
+                    return False
+        return True
 
     def takes_another_part(self, pair: tuple[int, int]) -> bool:
         """Return whether two views lead into calls without a partner, and such calls read the whole tensor in one run only.
@@ -244,3 +293,20 @@ class _Sources:
 
 def only_moves(call: Call) -> bool:
     return has(call.op, Trait.VIEW | Trait.COPIES | Trait.MAY_DO_NOTHING) or plain_name(call.op) in _MOVING
+
+
+def computes_nothing(call: Call) -> bool:
+    """Return whether a call copies numbers, shows or converts them without a loss, or makes a constant from nothing."""
+    if (
+        len(call.slots) == 2
+        and len({slot.dtype for slot in call.slots}) == len({slot.side for slot in call.slots}) == 2
+    ):
+        one, other = call.slots
+        return one.shape == other.shape and one.summary is not None and one.summary == other.summary
+    return only_moves(call) or has(call.op, Trait.ALLOCATES)
+
+
+def returns_what_it_got(call: Call) -> bool:
+    """Return whether a random op drew nothing, as dropout with a rate of zero."""
+    read = {content_of(slot) for slot in read_slots(call)} - {None}
+    return all(content_of(slot) in read for slot in call.slots if is_made(call, slot))

@@ -40,6 +40,7 @@ from tensorprobe.pairing.call_pairs import (
     slot_facts,
 )
 from tensorprobe.pairing.regions import Region, meet_again, with_regions
+from tensorprobe.pairing.roles import parameter_of
 from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, are_hidden, stored_alike, why_not
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
@@ -132,9 +133,7 @@ def _measure_aligned(
     if any(damaged):
         table.skip(Skipped.DAMAGED_LINE, sum(damaged))
     alone = table.unpaired(segments, entries, alignment, damaged)
-    regions: list[Region] = []
-    if any(alone):
-        alignment.pairs, alone, regions = meet_again(segments, entries, alignment.pairs, alone)
+    alignment.pairs, alone, regions = meet_again(segments, entries, alignment.pairs, alone, options.renames)
     pairs = with_regions(read_pairs(segments, entries, alignment.pairs), regions)
     while chunk := list(islice(pairs, CHUNK)):
         table.add([read for read in chunk if isinstance(read, CallPair)])
@@ -161,7 +160,10 @@ def _read_details(segment: Segment) -> list[Detail]:
         if not isinstance(item, Damage):
             line, call = item
             by_line[line] = Detail(
-                call.level, call.module, tuple((slot.name, slot.dtype, slot.shape) for slot in call.slots)
+                call.level,
+                call.module,
+                tuple((slot.name, slot.dtype, slot.shape) for slot in call.slots),
+                tuple(parameter_of(slot.role) for slot in call.slots if slot.role),
             )
     unreadable = Detail("", "", None)
     return [by_line.get(entry.line, unreadable) for entry in segment.index().entries]
@@ -183,6 +185,7 @@ class _Table:
         self._forwards: dict[str, int] = {}
         self._rows = RowLists()
         self._regions: dict[str, tuple[list[str], list[str]]] = {}
+        self._idle: set[str] = set()
 
     def add(self, pairs: list[CallPair]) -> None:
         """Add the columns of more pairs of calls."""
@@ -330,10 +333,9 @@ class _Table:
     def measured(self) -> Measured:
         """Wait for the threads and return the finished columns."""
         rows = self._rows.finish(self._kernel.results(), self._kernel.apart, self._calls.direction)
-        pair = self._pair
         return Measured(
-            pair.step,
-            pair.rank,
+            self._pair.step,
+            self._pair.rank,
             self._calls,
             rows,
             list(self._contents),
@@ -342,8 +344,9 @@ class _Table:
             self._findings,
             self._findings_left_out,
             read=(self._buckets.paired, self._buckets.paired),
-            other_layout=pair.other_layout,
+            other_layout=self._pair.other_layout,
             regions=self._regions,
+            idle=self._idle,
         )
 
     def unpaired(
@@ -383,11 +386,10 @@ class _Table:
         regions: Sequence[Region],
     ) -> None:
         """Add the calls that only one side has; suggest the nearest call of the other side for the first of them."""
+        self._idle.update(region.name for region in regions if region.idle)
         for region in regions:
-            names = [
-                [held[position].name for position in side] for held, side in zip(entries, region.members, strict=True)
-            ]
-            self._regions[region.name] = names[0], names[1]
+            ours, theirs = ([held[at].name for at in side] for held, side in zip(entries, region.members, strict=True))
+            self._regions[region.name] = ours, theirs
         inside = tuple(
             {position: region.name for region in regions for position in region.members[at]} for at in (0, 1)
         )

@@ -16,10 +16,9 @@ import msgspec
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.ops import Trait, has, short_name
-from tensorprobe.pairing.call_pairs import comparable, content_of, read_slots
+from tensorprobe.pairing.call_pairs import OPTIMIZER, comparable, content_of, read_slots, update_others
+from tensorprobe.pairing.roles import parameter_of
 
-PHASE = "optimizer"
-"""The phase of the calls inside the step of an optimizer."""
 Positions = tuple[list[int], list[int]]
 
 
@@ -40,13 +39,17 @@ def pair_optimizers(
     alone: tuple[Sequence[int], Sequence[int]],
     name: str,
 ) -> OptimizerRegion | None:
-    """Return the region, or None where both optimizers make the same calls, or cannot be compared by name."""
+    """Return the region, or None where both optimizers make the same calls in one order, or cannot be compared by name."""
     known = [{*side, *(pair[at] for pair in pairs)} for at, side in enumerate(alone)]
     inside = [
-        [at for at, call in enumerate(held) if call is not None and call.phase == PHASE and at in known[side]]
+        [at for at, call in enumerate(held) if call is not None and call.phase == OPTIMIZER and at in known[side]]
         for side, held in enumerate(calls)
     ]
-    if not all(inside) or not any(set(own) & set(lone) for own, lone in zip(inside, alone, strict=True)):
+    if not all(inside):
+        return None
+    differ = any(set(own) & set(lone) for own, lone in zip(inside, alone, strict=True))
+    held = ((calls[0][one], calls[1][other]) for one, other in pairs)
+    if not differ and not any(one and other and update_others(one, other) for one, other in held):
         return None
     ours, theirs = (_Side(held, own) for held, own in zip(calls, inside, strict=True))
     if only := set(ours.after) ^ set(theirs.after):
@@ -57,10 +60,11 @@ def pair_optimizers(
     if sum(slot.side == "output" for part in parts for slot in part[0].slots) < len(ours.after):
         return None  # of another shape or dtype
     members = ours.members, theirs.members
-    held = [set(side) for side in members]
-    left = [pair for pair in pairs if not any(pair[at] in held[at] for at in (0, 1))]
+    own = [set(side) for side in members]
+    left = [pair for pair in pairs if not any(pair[at] in own[at] for at in (0, 1))]
     rest = [
-        sorted(side - own - {pair[at] for pair in left}) for at, (side, own) in enumerate(zip(known, held, strict=True))
+        sorted(side - mine - {pair[at] for pair in left})
+        for at, (side, mine) in enumerate(zip(known, own, strict=True))
     ]
     return OptimizerRegion(members, parts, left, (rest[0], rest[1]))
 
@@ -127,10 +131,10 @@ def _parts(ours: _Side, theirs: _Side, name: str) -> Iterator[tuple[Call, Call]]
     """Yield two calls for each parameter that stand for what both optimizers do to it."""
     parameters: defaultdict[str, list[str]] = defaultdict(list)
     for role in ours.after:
-        parameters[_parameter(role)].append(role)
+        parameters[parameter_of(role)].append(role)
     for number, (parameter, written) in enumerate(parameters.items()):
         slots: tuple[list[Slot], list[Slot]] = ([], [])
-        read = [role for role in ours.before if _parameter(role) == parameter]
+        read = [role for role in ours.before if parameter_of(role) == parameter]
         held = [(f"input.{role}", ours.before[role], theirs.before.get(role)) for role in read]
         held += [(f"output.{role}", ours.after[role], theirs.after[role]) for role in written]
         for slot_name, *pair in held:
@@ -140,8 +144,3 @@ def _parts(ours: _Side, theirs: _Side, name: str) -> Iterator[tuple[Call, Call]]
         module = parameter.rpartition(".")[0]
         one, other = (Call(name=name, module=module, repeat=number, slots=tuple(side)) for side in slots)
         yield one, other
-
-
-def _parameter(role: str) -> str:
-    """Return the name of the parameter that a role is about."""
-    return role.rpartition(" of ")[2] if " of " in role else role.partition(" ")[2]

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -23,10 +22,19 @@ import msgspec
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.model.reason import Skipped
-from tensorprobe.ops import Trait, has, short_name
+from tensorprobe.ops import Trait, has, has_parts
 from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, forward_of, is_made, read_slots
-from tensorprobe.pairing.lineage import Border, Side, mismatched_pairs, only_moves, unlike_pairs
+from tensorprobe.pairing.lineage import (
+    Border,
+    Side,
+    computes_nothing,
+    mismatched_pairs,
+    returns_what_it_got,
+    unlike_pairs,
+)
 from tensorprobe.pairing.optimizers import pair_optimizers
+from tensorprobe.pairing.roles import Rename, unify_roles
+from tensorprobe.pairing.written import Ends
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
 
@@ -46,6 +54,8 @@ class Region(NamedTuple):
     """Positions of the calls on both sides."""
     pairs: list[tuple[int, CallPair]]
     """The calls that stand for the region, each with the position of the pair before which it is measured."""
+    idle: bool = False
+    """Whether its random ops drew nothing: they returned what they were given, as dropout does with a rate of zero."""
 
 
 def meet_again(
@@ -53,8 +63,11 @@ def meet_again(
     entries: tuple[Sequence[Entry], Sequence[Entry]],
     pairs: list[tuple[int, int]],
     alone: tuple[list[int], list[int]],
+    renames: tuple[Rename, Rename],
 ) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
     """Return the pairs, the calls without a partner, and the regions of a step; all its calls are read for that.
+
+    `renames` give modules and parameters of both sides one name.
 
     Calls with one name and other shapes may be no pair: `div` in the attention of one run, and in the activation of the
     other. They are none if both are in regions.
@@ -63,9 +76,12 @@ def meet_again(
         return pairs, alone, []
     held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
     ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
+    ours, theirs = unify_roles((ours, theirs), renames)
     lines = [entry.line for entry in entries[0]]
     step = pair_optimizers((ours, theirs), pairs, alone, f"{_OPTIMIZER}.forward")
     if step is None or len(step.pairs) == 0:
+        if not any(alone):
+            return pairs, alone, []
         return _meet((ours, theirs), pairs, alone, lines)
     # What stands for the optimizer takes part as pairs of calls at the end: what it reads may come out of a region.
     end, first = (len(ours), len(theirs)), lines[step.members[0][0]]
@@ -110,8 +126,19 @@ def find_regions(
     alone: tuple[Sequence[int], Sequence[int]],
     lines: Sequence[int],
 ) -> list[Region]:
-    """Return the regions among the calls without a partner; `lines` are those of the baseline's calls."""
-    return list(_Search(calls, pairs, alone, lines).regions())
+    """Return the regions among the calls without a partner; `lines` are those of the baseline's calls.
+
+    Calls that are in none may belong to a neighbour: then the two are one region.
+    """
+    banned: set[Border] = set()
+    for last in (False, False, False, True):
+        search = _Search(calls, pairs, alone, lines, banned)
+        regions = list(search.regions())
+        between = search.around_the_rest()
+        banned |= set(search._met[0].values()) if last else between
+        if not between:
+            return regions
+    return list(_Search(calls, pairs, alone, lines, banned).regions())
 
 
 def with_regions(pairs: Iterable[CallPair | Skipped], regions: Sequence[Region]) -> Iterator[CallPair | Skipped]:
@@ -133,8 +160,11 @@ class _Search:
         pairs: Sequence[tuple[int, int]],
         alone: tuple[Sequence[int], Sequence[int]],
         lines: Sequence[int],
+        banned: Set[Border] = frozenset(),
     ) -> None:
-        self._pairs, self._lines = pairs, lines
+        self._pairs, self._lines, self._banned = pairs, lines, banned
+        self._rest: list[Node] = []
+        """Calls without a region."""
         partners: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for number, (ours, theirs) in enumerate(pairs):
             partners[0][ours] = partners[1][theirs] = number
@@ -146,11 +176,13 @@ class _Search:
         self._parent: dict[Node, Node] = {node: node for node in self._alone}
         self._out: defaultdict[Node, list[Border]] = defaultdict(list)
         """By the call without a partner that made it: where paired calls read it."""
+        self._met: tuple[dict[Hashable, Border], dict[Hashable, Border]] = ({}, {})
+        """Contents that calls without a partner made on both sides, and that a pair of calls reads: regions end there."""
         self._numbers: Counter[str] = Counter()
 
     def regions(self) -> Iterator[Region]:
-        self._join_within_runs()
         self._join_where_read()
+        self._join_within_runs()
         self._join_where_made()
         self._join_neighbours()
         groups: defaultdict[Node, list[Node]] = defaultdict(list)
@@ -159,6 +191,17 @@ class _Search:
         for members in groups.values():
             if (region := self._region(members)) is not None:
                 yield region
+            else:
+                self._rest += members
+
+    def around_the_rest(self) -> set[Border]:
+        """Return the places where calls without a region meet their neighbours."""
+        return {
+            self._met[node[0]][content]
+            for node in self._rest
+            for slot in self._call(node).slots
+            if (content := content_of(slot)) in self._met[node[0]]
+        }
 
     # Which calls belong together
 
@@ -182,23 +225,41 @@ class _Search:
         made = None if content is None else self._sides[node[0]].maker(content, node[1])
         return (node[0], made) if made is not None and (node[0], made) in self._alone else None
 
+    def _is_inside(self, node: Node, slot: Slot) -> bool:
+        """Return whether a call of the same region made what a call reads."""
+        maker = self._maker(node, slot)
+        return maker is not None and (
+            content_of(slot) not in self._met[node[0]] or self._root(maker) == self._root(node)
+        )
+
     def _join_within_runs(self) -> None:
-        for node in self._alone:
-            call = self._call(node)
+        given: set[tuple[Node, Hashable]] = set()
+        for node in sorted(self._alone):
+            call, tables = self._call(node), self._sides[node[0]].tables
+            table = any(is_made(call, slot) and content_of(slot) in tables for slot in call.slots)
             for slot in read_slots(call):
-                if (maker := self._maker(node, slot)) is not None:
-                    self._join(node, maker)
+                maker, content = self._maker(node, slot), content_of(slot)
+                if maker is None or content in self._met[node[0]]:
+                    continue
+                if content in tables and not table:  # a mask that all layers read makes them no one region
+                    if (maker, content) in given:
+                        continue
+                    given.add((maker, content))
+                self._join(node, maker)
             for slot in call.slots:
                 if is_made(call, slot) and (content := content_of(slot)) is not None:
                     again = self._sides[node[0]].made_again(content, node[1])
                     if again is not None and (node[0], again) in self._alone:
                         self._join(node, (node[0], again))
+                    if has_parts(call.op) and (inside := self._maker(node, slot)) is not None:
+                        self._join(node, inside)
             forward = self._sides[node[0]].positions.get(forward_of(call))
             if forward is not None and (node[0], forward) in self._alone:
                 self._join(node, (node[0], forward))
 
     def _join_where_read(self) -> None:
-        """Join calls of both runs that made what a pair of calls reads in the same slot."""
+        """Join calls of both runs that made what a pair of calls reads in the same slot: there the programs meet."""
+        meetings: dict[tuple[Hashable, Hashable], Border] = {}
         for number, pair in enumerate(self._pairs):
             calls = [self._sides[at].calls[position] for at, position in enumerate(pair)]
             if None in calls:
@@ -213,6 +274,13 @@ class _Search:
                 for maker in makers:
                     self._out[maker].append((number, name))
                     self._join(makers[0], maker)
+                if len({maker[0] for maker in makers}) == 2 and (slots := self._slots((number, name))) is not None:
+                    meetings.setdefault((content_of(slots[0]), content_of(slots[1])), (number, name))
+        counts = [Counter(pair[at] for pair in meetings) for at in (0, 1)]
+        for contents, border in meetings.items():
+            for at, met in enumerate(self._met):
+                if counts[0][contents[0]] == counts[1][contents[1]] == 1 and border not in self._banned:
+                    met[contents[at]] = border
 
     def _join_where_made(self) -> None:
         """Join groups of one run with groups of the other that read the same tensors of paired calls."""
@@ -247,10 +315,9 @@ class _Search:
 
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
+        if content in self._met[node[0]]:
+            return self._met[node[0]][content]
         return None if content is None else self._sides[node[0]].border(content, node[1])
-
-    def _made_at(self, node: Node, content: Hashable) -> Border | None:
-        return self._sides[node[0]].border(content, node[1], made=True)
 
     # What a region reads and makes
 
@@ -264,21 +331,25 @@ class _Search:
         name = f"{op}.{self._numbers[op]}"
         pairs: list[tuple[int, CallPair]] = []
         inputs = self._inputs(forward)
-        ends = [_Ends(self, [node for node in forward if node[0] == at]).by_sources for at in (0, 1)]
+        ends = [
+            Ends(side, [node[1] for node in forward if node[0] == at]).by_sources for at, side in enumerate(self._sides)
+        ]
         results = self._results(forward) + self._written(*ends)
         if results:
             pairs.append(self._stand_in(f"{name}.forward", module, forward, inputs, results))
         gradients = self._gradients(forward, backward, list(inputs))
         if gradients:
-            pairs.append(self._stand_in(f"{name}.backward", module, backward, self._inputs(backward), gradients))
-        if not pairs and not all(_computes_nothing(self._call(node)) for node in members):
+            read = self._inputs(backward) | self._received(forward, backward)
+            pairs.append(self._stand_in(f"{name}.backward", module, backward, read, gradients))
+        if not pairs and not all(computes_nothing(self._call(node)) for node in members):
             return None
         compared = {content_of(slot) for result in results for slot in (result.baseline, result.candidate)}
         if any(content_of(slot) not in compared for end in ends for slots in end.values() for slot in slots):
             return None  # a side writes what cannot be compared
         self._numbers[op] += 1
         positions = tuple([node[1] for node in members if node[0] == at] for at in (0, 1))
-        return Region(name, (positions[0], positions[1]), pairs)
+        drawing = [call for call in map(self._call, members) if has(call.op, Trait.RANDOM)]
+        return Region(name, (positions[0], positions[1]), pairs, idle=all(map(returns_what_it_got, drawing)))
 
     def _slots(self, border: Border) -> tuple[Slot, Slot] | None:
         """Return what both sides hold at a border, if that can be compared."""
@@ -293,7 +364,7 @@ class _Search:
         parameters: defaultdict[str, dict[int, Slot]] = defaultdict(dict)
         for node in nodes:
             for slot in read_slots(self._call(node)):
-                if self._maker(node, slot) is not None:
+                if self._is_inside(node, slot):
                     continue
                 border = self._border(node, slot)
                 if border is not None and border not in found and (slots := self._slots(border)) is not None:
@@ -336,7 +407,7 @@ class _Search:
             made = {} if own is None else {slot.name: slot for slot in self._call(own).slots}
             for slot in read_slots(call):
                 name = slot.name if slot.side == "parameters" else f"output{slot.name.removeprefix('input')}"
-                border = None if self._maker(node, slot) is not None else self._border(node, slot)
+                border = None if self._is_inside(node, slot) else self._border(node, slot)
                 if border is not None and name in made:
                     parts[border][node[0]].append(made[name])
         for border, (ours, theirs) in parts.items():
@@ -351,6 +422,26 @@ class _Search:
                 elif content_of(ours[0]) not in known:
                     results.append(_Result(len(self._pairs), ours[0], theirs[0], number))
         return results
+
+    def _received(self, forward: Sequence[Node], backward: Sequence[Node]) -> dict[Border, tuple[Slot, Slot]]:
+        """Return the gradients of what the region makes that no call made: autograd adds them up."""
+        backwards = {(node[0], forward_of(self._call(node))): node for node in backward}
+        found: defaultdict[Border, dict[int, Slot]] = defaultdict(dict)
+        for node in forward:
+            own = backwards.get((node[0], self._call(node).name))
+            received = {} if own is None else {slot.name: slot for slot in read_slots(self._call(own))}
+            for slot in self._call(node).slots:
+                border = self._met[node[0]].get(content_of(slot)) if is_made(self._call(node), slot) else None
+                gradient = received.get(f"input{slot.name.removeprefix('output')}")
+                if border is None or gradient is None or own is None or (content := content_of(gradient)) is None:
+                    continue
+                if self._sides[node[0]].maker(content, own[1]) is None:
+                    found[border].setdefault(node[0], gradient)
+        return {
+            (border[0], f"gradient of {border[1]}"): slots
+            for border, sides in found.items()
+            if (slots := comparable(sides.get(0), sides.get(1))) is not None
+        }
 
     def _stand_in(
         self,
@@ -399,86 +490,6 @@ class _Result(NamedTuple):
     baseline: Slot
     candidate: Slot
     number: int | None = None
-
-
-class _Ends:
-    """What one side of a region leaves in tensors that it writes in place."""
-
-    def __init__(self, search: _Search, nodes: Sequence[Node]) -> None:
-        self._search = search
-        self._sources: dict[Hashable, frozenset[Border]] = {}
-        self._begun: dict[Hashable, Hashable] = {}
-        """Written content → what is known of the tensor that it was written to."""
-        self._last: dict[Hashable, Slot] = {}
-        for node in nodes:
-            self._follow(node)
-
-    @cached_property
-    def by_sources(self) -> dict[Hashable, list[Slot]]:
-        """What is left, by the name of the tensor or by what it was computed from, in the order in which it was made.
-
-        What neither tells apart stands under None: it cannot be compared.
-        """
-        found: defaultdict[Hashable, list[Slot]] = defaultdict(list)
-        for content, slot in self._last.items():
-            sources, begun = self._sources[content], self._begun[content]
-            known: Hashable = slot.role or ((sources, begun, slot.shape, slot.dtype) if sources or begun else None)
-            found[known].append(slot)
-        return found
-
-    def _follow(self, node: Node) -> None:
-        call = self._search._call(node)
-        name = short_name(call.op)
-        lists = name.startswith(("_foreach_", "_fused_"))
-        writes = name.endswith("_") and not name.endswith("__")
-        read: defaultdict[str, set[Border]] = defaultdict(set)
-        before: dict[str, Slot] = {}
-        for slot in read_slots(call):
-            content = content_of(slot)
-            place = slot.name.rpartition(".")[2] if lists else ""
-            if content in self._sources:
-                read[place] |= self._sources[content]
-            elif content is not None and (border := self._search._made_at(node, content)) is not None:
-                read[place].add(border)
-            before[slot.name] = slot
-        for slot in call.slots:
-            content = content_of(slot)
-            if not is_made(call, slot) or content is None:
-                continue
-            place = slot.name.rpartition(".")[2] if lists else ""
-            self._sources[content] = frozenset(read[place])
-            suffix = slot.name.removeprefix("output")
-            changed = suffix.startswith(".changed.")
-            suffix = suffix.removeprefix(".changed")
-            old = before.get(f"input{suffix}") or (before.get(f"input.0{suffix}") if lists else None)
-            if not (writes or changed) or old is None:
-                continue
-            was = content_of(old)
-            if was in self._last:
-                self._last.pop(was)
-                begun = self._begun[was]
-            elif was in self._sources or (was is None and self._is_filled(node, call, slot)):
-                continue  # a tensor of its own, which it fills
-            else:
-                begun = self._search._border(node, old)
-            self._begun[content] = begun
-            self._last[content] = slot
-
-    def _is_filled(self, node: Node, call: Call, slot: Slot) -> bool:
-        """Return whether a tensor of zeros or the like that a call writes to is one that the region made: it reads it next."""
-        readers = self._search._sides[node[0]].readers(content_of(slot))
-        return not slot.role and call.phase != "optimizer" and bool(readers)
-
-
-def _computes_nothing(call: Call) -> bool:
-    """Return whether a call copies numbers, shows or converts them without a loss, or makes a constant from nothing."""
-    if (
-        len(call.slots) == 2
-        and len({slot.dtype for slot in call.slots}) == len({slot.side for slot in call.slots}) == 2
-    ):
-        one, other = call.slots
-        return one.shape == other.shape and one.summary is not None and one.summary == other.summary
-    return only_moves(call) or has(call.op, Trait.ALLOCATES)
 
 
 def _common_path(paths: Sequence[str]) -> str:

@@ -8,8 +8,9 @@ names are suggested: no verdict rests on the contents.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
@@ -26,26 +27,34 @@ _SHARE = 0.5
 _LISTED = 20
 
 
+_Parameter = tuple[int, tuple[int, ...], str | None, tuple[object, object] | None]
+"""When a parameter was first met, its shape and digest, its greatest and least element."""
+
+
 @dataclass
 class _Module:
     """What one module has of its own, without the modules inside it."""
 
-    parameters: dict[str, tuple[tuple[int, ...], str | None]] = field(default_factory=dict)
+    parameters: dict[str, _Parameter] = field(default_factory=dict)
     ops: list[Hashable] = field(default_factory=list)
 
-    def tokens(self) -> Iterator[Hashable]:
+    def tokens(self) -> Iterator[str | None]:
         """Yield what tells it from others, from fine to coarse. None: nothing."""
-        held = sorted((shape, digest or "") for shape, digest in self.parameters.values())
+        held = sorted((shape, digest or "") for _, shape, digest, _ in self.parameters.values())
         shapes = sorted(shape for shape, _ in held)
+        ends = sorted((sorted(shape), ends) for _, shape, _, ends in self.parameters.values() if ends)
         yield str(held) if held and all(digest for _, digest in held) else None
+        yield str(ends) if ends and len(ends) == len(held) else None  # a matrix may be transposed
         yield str((shapes, self.ops)) if held else None
         yield str(shapes) if held else None
+        yield str(sorted(sorted(shape) for shape in shapes)) if held else None
         yield str(self.ops)
 
 
 def read_modules(calls: Iterable[Call]) -> dict[str, _Module]:
     """Return the modules of a step that have parameters or calls of their own, in the order in which they are first met."""
     found: dict[str, _Module] = {}
+    number = count()
     for call in calls:
         if call.direction == "forward" and call.level.is_op and call.module:
             shapes = [slot.shape for slot in call.slots if slot.name.startswith("output.")]
@@ -53,7 +62,7 @@ def read_modules(calls: Iterable[Call]) -> dict[str, _Module]:
         for slot in call.slots:
             kind, _, name = slot.role.partition(" ")
             digest = slot.digest if kind == "parameter" else None
-            if kind not in ("parameter", "gradient") or "." not in name:
+            if kind not in ("parameter", "gradient"):
                 if (
                     not call.module
                     or not call.level.is_op
@@ -65,17 +74,24 @@ def read_modules(calls: Iterable[Call]) -> dict[str, _Module]:
             path, _, last = name.rpartition(".")
             if len(found) < MAX_MODULES or path in found:
                 known = found.setdefault(path, _Module()).parameters
-                if last not in known or known[last][1] is None:
-                    known[last] = slot.shape, digest
+                if last not in known or known[last][2] is None:
+                    at = known[last][0] if last in known else next(number)
+                    ends = None if digest is None or slot.summary is None else (slot.summary.max, slot.summary.min)
+                    known[last] = at, slot.shape, digest, ends
     return found
 
 
 def suggest_map(baseline: Iterable[Call], candidate: Iterable[Call]) -> str:
-    """Return the text of a map for the modules that have another name in the candidate."""
-    sides = read_modules(baseline), read_modules(candidate)
-    own = _pair_own(*sides)
-    pairs = own | _pair_around(own, sides)
-    lines = list(_rules(pairs))
+    """Return the text of a map for the modules and parameters that have another name in the candidate."""
+    whole = read_modules(baseline), read_modules(candidate)
+    sides = tuple({path: module for path, module in side.items() if path} for side in whole)
+    own = _pair_by([{path: list(module.tokens()) for path, module in side.items()} for side in sides], {})
+    pairs = own | _pair_around(own, (sides[0], sides[1]))
+    parameters = _pair_parameters(pairs, whole)
+    mapping = parse_mapping("\n".join(_rules(pairs | parameters)))
+    names = {*own.values(), *parameters.values(), *_parameters(whole[1])}
+    used = {mapping.rule_for(_named(name)) for name in names}
+    lines = [f"{ours} = {theirs}" for theirs, ours in mapping.ops.items() if theirs in used]
     text = "".join(f"{line}\n" for line in lines)
     mapping = parse_mapping(text)
     right = {ours: theirs for ours, theirs in pairs.items() if mapping.rename_module(theirs) == ours}
@@ -93,16 +109,51 @@ def suggest_map(baseline: Iterable[Call], candidate: Iterable[Call]) -> str:
     return "\n".join(head) + f"\n{text}"
 
 
-def _pair_own(ours: dict[str, _Module], theirs: dict[str, _Module]) -> dict[str, str]:
-    """Return the modules that belong together, by what they have of their own: baseline → candidate."""
-    tokens = [{path: list(module.tokens()) for path, module in side.items()} for side in (ours, theirs)]
-    counts = [Counter(each[0] for each in side.values()) for side in tokens]
-    by_digest = {each[0]: path for path, each in tokens[1].items() if each[0] and counts[1][each[0]] == 1}
-    pairs = {
-        path: by_digest[each[0]] for path, each in tokens[0].items() if counts[0][each[0]] == 1 and each[0] in by_digest
+def _pair_parameters(pairs: dict[str, str], sides: tuple[dict[str, _Module], dict[str, _Module]]) -> dict[str, str]:
+    """Return the parameters that belong together although the names of their modules do not say so: baseline → candidate."""
+    held = [
+        {
+            name: [
+                str((shape, digest)) if digest else None,
+                str((sorted(shape), ends)) if ends else None,  # a matrix may be transposed
+                str(shape),
+                str(sorted(shape)),
+            ]
+            for name, (_, shape, digest, ends) in _parameters(side).items()
+        }
+        for side in sides
+    ]
+    mapping = parse_mapping("\n".join(_rules(pairs)))
+    named = {ours: theirs for theirs in held[1] if (ours := mapping.rename_module(theirs)) in held[0]}
+    found = _pair_by(held, named)
+    return {ours: theirs for ours, theirs in found.items() if ours not in named}
+
+
+def _parameters(modules: dict[str, _Module]) -> dict[str, _Parameter]:
+    """Return all parameters by their names, in the order in which they are first met."""
+    named = {
+        f"{path}.{name}".removeprefix("."): known
+        for path, module in modules.items()
+        for name, known in module.parameters.items()
     }
-    rows, columns = list(ours), list(theirs)
-    for fineness in range(4):
+    return dict(sorted(named.items(), key=lambda each: each[1][0]))
+
+
+def _pair_by(tokens: Sequence[Mapping[str, Sequence[str | None]]], pairs: dict[str, str]) -> dict[str, str]:
+    """Return what belongs together on two sides: by tokens that only one of each side has, then in order, from fine to coarse."""
+    pairs = dict(pairs)
+    rows, columns = map(list, tokens)
+    if not rows or not columns:
+        return pairs
+    counts = [Counter(each[0] for each in side.values()) for side in tokens]
+    taken = set(pairs.values())
+    by_digest = {
+        each[0]: path for path, each in tokens[1].items() if each[0] and counts[1][each[0]] == 1 and path not in taken
+    }
+    for path, each in tokens[0].items():
+        if counts[0][each[0]] == 1 and each[0] in by_digest and path not in pairs:
+            pairs[path] = by_digest[each[0]]
+    for fineness in range(len(tokens[0][rows[0]])):
         # What lies between two that are paired on one side lies so on the other. Where one side has more of a kind, which of
         # them is meant is not known.
         places = _gaps(rows, columns, pairs)
@@ -119,10 +170,10 @@ def _pair_own(ours: dict[str, _Module], theirs: dict[str, _Module]) -> dict[str,
             ]
             for side, paths in enumerate((rows, columns))
         ]
-        counts = [Counter(key for key, _ in side) for side in found]
+        held = [Counter(key for key, _ in side) for side in found]
         queues: dict[Hashable, list[str]] = {}
         for key, path in found[1]:
-            if counts[0][key] == counts[1][key]:
+            if held[0][key] == held[1][key]:
                 queues.setdefault(key, []).append(path)
         for key, path in found[0]:
             if key in queues:
