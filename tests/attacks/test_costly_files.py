@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import resource
@@ -263,6 +264,22 @@ def numbers_beyond_all_limits(root: Path) -> Iterator[Command]:
     yield "precheck", good, "--time-limit", "1e308"
 
 
+def a_replay_that_hangs(root: Path) -> Iterator[Command]:
+    """The order of a product of many matrices takes time in proportion to the cube of their number."""
+    arguments = [[{"slot": "input.0"}] * 5000]
+    for name, result in (("a", X), ("b", X * np.inf)):
+        chain = runs.call("Torch.linalg.multi_dot.0.forward", inputs=[X], outputs=[result], args=arguments)
+        runs.write(root / name, [chain])
+    yield "overflow", root / "b"
+    yield "compare", root / "a", root / "b"
+    yield "audit", root / "a"
+
+
+def a_sealed_run_that_unpacks_to_gigabytes(root: Path) -> Iterator[Command]:
+    (root / "x.tpz").write_bytes(gzip.compress(b'{"format":"tensorprobe-sealed"' + b" " * (GB // 2 - 100) + b"}", 1))
+    yield "inspect", root / "x.tpz"
+
+
 CASES: dict[str, Callable[[Path], Iterator[Command]]] = {
     case.__name__: case
     for case in (
@@ -285,6 +302,8 @@ CASES: dict[str, Callable[[Path], Iterator[Command]]] = {
         a_large_tensor_in_a_file_of_holes,
         a_tensor_without_elements_of_any_size,
         numbers_beyond_all_limits,
+        a_replay_that_hangs,
+        a_sealed_run_that_unpacks_to_gigabytes,
     )
 }
 

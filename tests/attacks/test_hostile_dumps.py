@@ -8,15 +8,19 @@ import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tensorprobe
-from tensorprobe.errors import RunDamaged, TensorDamaged, TensorprobeError
+from tensorprobe.errors import RunDamaged, SettingsError, TensorDamaged, TensorprobeError
 from tensorprobe.legacy.layouts.ptdbg_lines import MAX_FRAMES
+from tensorprobe.legacy.msprobe.cli_commands import parse
 from tensorprobe.record import open_run
 from tensorprobe.record.lines import MAX_DAMAGED, MAX_LINE
+from tests.builders import msprobe
 from tests.builders.ptdbg import Line, stack, tensor, write_dump, write_rank
 
 NAME = "Torch_mm_0_forward_output"
@@ -274,3 +278,25 @@ def test_a_link_in_place_of_a_checkers_file_is_damage(tmp_path: Path, target: st
     (tmp_path / "forward_info_7.json").symlink_to(target)
     with pytest.raises(RunDamaged, match=r"forward_info_7\.json' is a symbolic link, where a run has a file"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"input_kwargs": []}, {"input_kwargs": 10**400}, {"input_args": [{"dtype": "x", "shape": 3}]}]
+)
+def test_a_backward_whose_forward_is_no_call_is_read_or_damage(change: Any, tmp_path: Path) -> None:
+    msprobe.write_conv_net(tmp_path)
+    (file,) = tmp_path.rglob("dump.json")
+    dump = json.loads(file.read_text())
+    dump["data"]["Functional.conv2d.0.forward"] |= change
+    file.write_text(json.dumps(dump))
+    run = open_run(tmp_path)
+    backward = "Functional.conv2d.0.backward"
+    assert any(call.name == backward for call in run.calls(0, 0, on_damage="skip"))
+
+
+@pytest.mark.parametrize("shape", [(2**14, 2**15), (0, 2**62), (1,) * 65], ids=["repeated", "empty", "deep"])
+def test_a_file_that_grows_when_it_is_converted_is_one_clear_error(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save(torch.ones(1).expand(shape) if 0 not in shape else torch.empty(shape), path)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        parse("parse", ["-d", str(path), "-t", "npy", "-o", str(tmp_path / "out")])

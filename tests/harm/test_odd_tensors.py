@@ -33,6 +33,31 @@ def sizes_that_are_traced_as_symbols(watch: Watch, say: Say) -> None:
 
 
 @program
+def subclasses_made_by_their_constructor(watch: Watch, say: Say) -> None:
+    class Plain(torch.Tensor):
+        pass
+
+    class Named(torch.Tensor):
+        @staticmethod
+        def __new__(cls, data: Any, name: str) -> Any:
+            return super().__new__(cls, data)
+
+        def __init__(self, data: Any, name: str) -> None:
+            self.name = name
+
+    constructor = torch.Tensor.__new__
+    with watch():
+        say(Plain([1.0, 2.0]), Plain(torch.ones(2)) * 2, Plain(3).shape, Named([1.0], "a").name, torch.Tensor([4.0]))
+        say(torch.Tensor.__new__ is constructor)
+        with pytest.raises(TypeError, match="invalid data type"):
+            Plain("no data")
+        compiled = torch.compile(lambda x: Plain(x).sin(), backend="eager", fullgraph=True)
+        say(compiled(torch.ones(2)))
+        torch.compiler.reset()
+    say(torch.Tensor.__new__ is constructor, "__new__" in vars(torch.Tensor))
+
+
+@program
 def transforms_inside_a_trace(watch: Watch, say: Say) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
     with watch(model):

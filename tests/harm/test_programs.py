@@ -709,6 +709,19 @@ def memory_is_freed_as_early(watch: Watch, say: Say) -> None:
 
 
 @program
+def no_tensor_is_kept_beyond_its_graph(watch: Watch, say: Say) -> None:
+    model = _model()
+    with watch(model):
+        counts = []
+        for _ in range(3):
+            model(torch.randn(3, 4)).square().mean().backward()
+            model.zero_grad(set_to_none=False)
+            gc.collect()
+            counts.append(sum(type(each) is Tensor for each in gc.get_objects()))
+        say(counts[1] - counts[0], counts[2] - counts[1])
+
+
+@program
 def models_are_copied_and_pickled(watch: Watch, say: Say) -> None:
     model = _model()
     with watch(model):

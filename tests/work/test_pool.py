@@ -67,13 +67,20 @@ def obedient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    *parcels: bytes, jobs: int = 1, start: bytes = b"", limit: float | None = None, limits: Limits | None = None
+    *parcels: bytes,
+    jobs: int = 1,
+    start: bytes = b"",
+    limit: float | None = None,
+    limits: Limits | None = None,
+    most_deaths: int | None = None,
 ) -> tuple[dict[int, str], Any]:
     """The replies and the deaths, each by the number of its parcel."""
     replies: dict[int, str] = {}
     deaths: list[Death] = []
     run_in_processes(
-        Job(target="tensorprobe.obedient:obey", start=start, time_limit_s=limit, limits=limits),
+        Job(
+            target="tensorprobe.obedient:obey", start=start, time_limit_s=limit, limits=limits, most_deaths=most_deaths
+        ),
         parcels,
         jobs=jobs,
         take=lambda number, content: replies.update({number: content.decode()}),
@@ -97,6 +104,15 @@ def test_a_process_that_dies_loses_its_parcel_alone() -> None:
     replies, deaths = run(b"die", b"b")
     assert sorted(replies) == [1]
     assert deaths == [Death(0, "ended with exit code 7", "last line")]
+
+
+def test_after_many_deaths_the_rest_is_lost_without_a_process() -> None:
+    replies, deaths = run(b"a", b"die", b"die", b"b", b"c", most_deaths=2)
+    assert sorted(replies) == [0]
+    assert [death.how for death in deaths[1:]] == [
+        "ended with exit code 7",
+        *["was not begun: 2 before it were lost"] * 2,
+    ]
 
 
 def test_a_parcel_that_exceeds_its_limit_is_lost_and_the_rest_goes_on() -> None:

@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -31,7 +31,7 @@ from tensorprobe.replay.collectives import Collectives
 from tensorprobe.replay.functions import CannotReplay, UnknownOp
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
-from tensorprobe.replay.isolation import read_call
+from tensorprobe.replay.isolation import in_time, read_call
 from tensorprobe.replay.once import outsized
 from tensorprobe.replay.randomness import without_dropout
 from tensorprobe.replay.references import use_references
@@ -209,6 +209,7 @@ class Checker:
             recorded=start.recorded,
         )
         self._run = run or start.run.open()
+        self._limited = run is None and start.device == "cpu"  # in a process of its own
         self._collectives = Collectives(self._run) if start.recorded else None
 
     @contextmanager
@@ -233,6 +234,10 @@ class Checker:
             return _skipped(task, "reading its record needs more memory than a replay may have (max_replay_bytes)")
         if call.model.args is None and call.model.kwargs is None:
             return _skipped(task, NotReplayed.NO_ARGUMENTS)
+        with in_time(call.model, self._start.time_limit_s) if self._limited else nullcontext():
+            return self._check(task, call, backward)
+
+    def _check(self, task: Task, call: StoredCall, backward: StoredCall | None) -> Answer:
         if reason := outsized(call.model, self._start.max_replay_bytes):
             return _skipped(task, reason)
         elements = sum(slot.count for slot in call.model.slots)

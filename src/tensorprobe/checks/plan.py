@@ -69,6 +69,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """For large calls. Small ones have one thread, so that their figures do not depend on the number of processes."""
     max_replay_bytes: int
+    time_limit_s: float
     save_failures: bool
     references: dict[str, str] = {}
     """Op → `module:function` that computes it on the CPU, and where modules are imported from."""

@@ -222,6 +222,7 @@ def _check_rest(
         threads=max(1, processors() // max(1, min(asked.jobs, len(rest)))),
         max_replay_bytes=asked.max_replay_bytes or default_replay_bytes(),
         save_failures=output is not None and asked.save_failures,
+        time_limit_s=asked.time_limit_s,
         references=registered() | (asked.references or {}),
         folders=search_path(),
         imports=asked.imports,
@@ -246,7 +247,7 @@ def _check_rest(
         elif asked.jobs == 0:
             _check_here(tasks, start, run, begin, take)
         else:
-            _check_in_processes(tasks, _Chunk(start, asked.time_limit_s), asked.jobs, begin, take)
+            _check_in_processes(tasks, _Chunk(start), asked.jobs, begin, take)
     except _OutOfTime:
         for number, task in rest:
             if number not in outcomes:
@@ -274,7 +275,6 @@ class _Chunk(msgspec.Struct, frozen=True):
     """What the calls of one process, or of one task of a cluster, have in common."""
 
     start: Start
-    time_limit_s: float
 
     def lost(self, task: Task, death: Death) -> bytes:
         """Return the outcome of a call whose process died. In an audit it is the replay that died: the call itself did not."""
@@ -295,8 +295,9 @@ def _check_in_processes(
         "tensorprobe.checks.check:serve_checks",
         pack(chunk.start),
         device=device,
-        time_limit_s=chunk.time_limit_s,
+        time_limit_s=chunk.start.time_limit_s,
         most_bytes=chunk.start.max_replay_bytes,
+        evidence=False,
     )
 
     def died(death: Death) -> None:
@@ -323,7 +324,7 @@ def _check_on_cluster(
     """Send the calls to a cluster, many at a time. Its workers run them in processes of their own, with the same limits."""
     from tensorprobe.work.cluster import ClusterFailed, run_on_cluster
 
-    chunk = _Chunk(msgspec.structs.replace(start, threads=1), asked.time_limit_s)
+    chunk = _Chunk(msgspec.structs.replace(start, threads=1))
     parts = [range(at, min(at + _CHUNK_CALLS, len(tasks))) for at in range(0, len(tasks), _CHUNK_CALLS)]
 
     begun: list[int] = []

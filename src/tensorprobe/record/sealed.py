@@ -29,6 +29,8 @@ SUFFIX = ".tpz"
 FORMAT = "tensorprobe-sealed"
 VERSION = 1
 _GZIP = b"\x1f\x8b"
+_LEAST_UNPACKED, _MOST_GROWTH = 16 << 20, 64
+"""A small file may unpack to this many bytes, a larger one to this many times its size: digests do not compress."""
 _KEPT = ("packages", "switches")
 """The keys of the provenance that change numbers and are the same on every machine with the same packages."""
 
@@ -155,8 +157,8 @@ def _no_values(slot: Slot) -> bytes:
 
 
 def _unpack(path: Path, raw: bytes) -> bytes:
-    """Return the document, which may be no larger than a file that is read whole."""
-    most = max_read_bytes()
+    """Return the document. It may be no larger than a file that is read whole, and than records compress to."""
+    most = min(max_read_bytes(), max(_LEAST_UNPACKED, _MOST_GROWTH * len(raw)))
     if not raw.startswith(_GZIP):
         raise RunDamaged(f"'{path}' is not a sealed run: it is not compressed with gzip.")
     unpacking = zlib.decompressobj(wbits=31)

@@ -7,11 +7,13 @@ and the size of files. A replay on the CPU can write to its scratch folder only;
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
-from tensorprobe.model import Call
+from tensorprobe.model import DTYPES, Call
 from tensorprobe.model.precheck import Checked
 from tensorprobe.record import open_run
 from tensorprobe.record.run import Entry, Run
@@ -21,6 +23,11 @@ from tensorprobe.text import size
 from tensorprobe.work.pool import Job, Limits
 
 TIME_LIMIT_S = 60.0
+_LEAST_S, _BYTES_IN_LIMIT = 2.0, 60_000_000
+"""Processor time that any call may use, and the bytes of tensors from which a call may use the whole time limit."""
+_ONE_THREAD = 1 << 20
+_MOST_DEATHS = 3
+"""After that many lost processes, what is only evidence (a proof, why a number is infinite) is not looked for any more."""
 _FILE_BYTES = 16 << 20
 """Enough for what a kernel prints; a replay writes no files."""
 _BYTES_PER_ELEMENT = 24
@@ -84,16 +91,53 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 def replay_job(
-    target: str, start: bytes, *, device: str = "cpu", time_limit_s: float = TIME_LIMIT_S, most_bytes: int | None = None
+    target: str,
+    start: bytes,
+    *,
+    device: str = "cpu",
+    time_limit_s: float = TIME_LIMIT_S,
+    most_bytes: int | None = None,
+    evidence: bool = True,
 ) -> Job:
-    """Return the pool job that replays calls. Its processes inherit the environment, including simulated devices."""
+    """Return the pool job that replays calls. Its processes inherit the environment, including simulated devices.
+
+    Replays that are only evidence end when the third process was lost: a hostile run may hold thousands of calls that hang.
+    """
     on_cpu = device.partition(":")[0] == "cpu"
     limits = Limits(
         memory_bytes=(most_bytes or default_replay_bytes()) if on_cpu else None,
         file_bytes=_FILE_BYTES,
         read_only=on_cpu,
     )
-    return Job(target=target, start=start, isolated=False, time_limit_s=time_limit_s, limits=limits)
+    return Job(
+        target=target,
+        start=start,
+        isolated=False,
+        time_limit_s=time_limit_s,
+        limits=limits,
+        most_deaths=_MOST_DEATHS if evidence and on_cpu else None,
+    )
+
+
+@contextmanager
+def in_time(call: Call, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
+    """End this process when the block uses more processor time than the size of the call's tensors explains.
+
+    For a process of a pool: the default action of SIGPROF ends it, inside a kernel too. The pool waits for `limit_s` in all.
+    """
+    import torch
+
+    if not hasattr(signal, "setitimer"):  # Windows
+        yield
+        return
+    size = sum(slot.count * DTYPES[slot.dtype].itemsize for slot in call.slots if slot.dtype in DTYPES)
+    seconds = min(limit_s, max(_LEAST_S, limit_s * size / _BYTES_IN_LIMIT))
+    threads = torch.get_num_threads() if size > _ONE_THREAD else 1
+    signal.setitimer(signal.ITIMER_PROF, seconds * threads)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def default_replay_bytes() -> int:

@@ -2,13 +2,15 @@
 
 While a step is recorded, the bodies of the collectives are replaced, and Tensor has subscript methods that take part in
 indexing only. Every function and every attribute stays the same object, whatever name it was imported by. The other way
-round, `as_subclass` raises under a dispatch mode before 2.6, and has to be hidden from ours.
+round, making a subclass of Tensor by its constructor, and `as_subclass` before 2.6, raise under a dispatch mode, and have
+to be hidden from ours.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -47,8 +49,10 @@ class UnshownCalls:
                 yield _Body(function, name, self._show)
             for name in () if torch_names.SHOWS_SUBSCRIPTS else ("__getitem__", "__setitem__"):
                 yield _Method(name, self._show)
-        if self._hide is not None and not torch_names.MODES_PASS_SUBCLASSES:
-            yield _Method("as_subclass", self._hide, of_class=True)
+        if self._hide is not None:
+            yield _Constructor(self._hide)
+            if not torch_names.MODES_PASS_SUBCLASSES:
+                yield _Method("as_subclass", self._hide, of_class=True)
 
 
 class _Body:
@@ -114,3 +118,16 @@ class _Method:
     def remove(self) -> None:
         if torch.Tensor.__dict__.get(self._name) is self:
             delattr(torch.Tensor, self._name)
+
+
+class _Constructor(_Method):
+    """`class Mine(torch.Tensor): pass` is made of a tensor or a list by `Mine(data)`, which raises under any dispatch mode."""
+
+    def __init__(self, hide: Show) -> None:
+        super().__init__("__new__", hide)
+        self._made = lambda *args, **kwargs: self._call(*args, **kwargs)
+
+    def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
+        # torch.compile asks whether a class has the constructor of Tensor.
+        compiles = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._dynamo.")
+        return self._original if owner is torch.Tensor or compiles else self._made

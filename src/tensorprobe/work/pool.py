@@ -88,6 +88,8 @@ class Job:
     """For one parcel. A process that exceeds it is killed."""
     limits: Limits | None = None
     """What a process may do at most; None for no limits."""
+    most_deaths: int | None = None
+    """After that many deaths no parcel is sent any more: each of the rest counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def run_in_processes(
     process never becomes ready.
     """
     waiting = deque(enumerate(parcels))
-    left = len(parcels)
+    left, deaths = len(parcels), 0
     workers: dict[Connection, _Worker] = {}
     try:
         while left:
@@ -146,6 +148,10 @@ def run_in_processes(
                 if outcome is not None:
                     left -= 1
                     died(outcome) if isinstance(outcome, Death) else take(*outcome)
+                deaths += isinstance(outcome, Death)
+                while waiting and job.most_deaths is not None and deaths >= job.most_deaths:
+                    left -= 1
+                    died(Death(waiting.popleft()[0], f"was not begun: {deaths} before it were lost", ""))
                 if worker.gone:
                     del workers[worker.connection]
                     worker.end()
@@ -260,6 +266,8 @@ class _Worker:
             return "closed its pipe and did not end"
         if code >= 0:
             return f"ended with exit code {code}"
+        if code == -getattr(signal, "SIGPROF", code):
+            return "used more processor time than its tensors explain"
         perhaps = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
         return f"was killed by signal {-code} ({_signal_name(-code)}){perhaps}"
 

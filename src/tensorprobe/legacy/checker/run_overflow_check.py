@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,7 +30,7 @@ from tensorprobe.record.run import Entry
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import Data, all_recorded, make_inputs
-from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job
+from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, in_time, read_call, replay_job
 from tensorprobe.report.ending import ended
 from tensorprobe.text import printable
 from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, pack, run_in_processes
@@ -168,7 +168,9 @@ def serve(start: bytes, _progress: object) -> Iterator[Answer]:
         asked = msgspec.msgpack.decode(parcel, type=_Asked)
         forward = read_call(run, asked.step, asked.rank, asked.forward)
         backward = None if asked.backward is None else read_call(run, asked.step, asked.rank, asked.backward)
-        return Reply(pack(_check(forward, backward, given.device)))
+        limit = in_time(forward.model) if given.device == "cpu" else nullcontext()
+        with limit:
+            return Reply(pack(_check(forward, backward, given.device)))
 
     yield answer
 

@@ -98,7 +98,7 @@ class Gradients:
         self._arguments = [Place(slot, tensors[slot]) for slot in in_order(op, floating)]
         self._results = [*flat(forward.get("output") or [], "output")]
         self._parameters = [*flat(forward.get("parameters") or {}, "parameters")]
-        self._writes = _writes_in_place(op, [leaf for _, leaf in given], forward.get("input_kwargs") or {})
+        self._writes = _writes_in_place(op, [leaf for _, leaf in given], forward.get("input_kwargs"))
 
     def rename(self, slots: Sequence[Slot]) -> list[Slot]:
         """Return the slots of the backward entry under the names of the arguments and results they belong to."""
@@ -165,7 +165,7 @@ class Gradients:
             return _LAST_NODE
         if self._shared():
             return _SUM
-        shapes = [tuple(place.tensor.get("shape") or ()) for place in self._arguments]
+        shapes = [tuple(shape) if isinstance(shape := place.tensor["shape"], list) else () for place in self._arguments]
         if self._op == "Functional.linear":
             shapes = [*shapes[2:], shapes[0], shapes[1][::-1]] if len(shapes) > 1 else shapes
         fits = all(number < len(shapes) and slot.shape == shapes[number] for number, slot in outputs.items())
@@ -182,8 +182,9 @@ class Gradients:
         return {slot: None for slots in seen.values() if len(slots) > 1 for slot in slots}
 
 
-def _writes_in_place(op: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _writes_in_place(op: str, given: Sequence[Any], kwargs: Any) -> bool:
     name = op.rpartition(".")[2]
+    kwargs = kwargs if isinstance(kwargs, dict) else {}  # anything else is reported as damage of the forward call
     if (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__"):
         return True
     if name == "__setitem__" or "out" in kwargs:
@@ -202,7 +203,7 @@ _WITH_INPLACE = frozenset(
 def returns_input(op: str, forward: Mapping[str, Any]) -> bool:
     """Whether the entry of a forward call says that its results are its first arguments, not written in place."""
     results, given = ([_figures(leaf) for _, leaf in flat(forward.get(key), "")] for key in ("output", "input_args"))
-    is_in_place = _writes_in_place(op, given, forward.get("input_kwargs") or {})
+    is_in_place = _writes_in_place(op, given, forward.get("input_kwargs"))
     return any(map(_is_tensor, results)) and results == given[: len(results)] and not is_in_place
 
 

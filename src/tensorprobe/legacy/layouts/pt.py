@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tensorprobe.errors import TensorDamaged
+from tensorprobe.files import READ_LIMIT, max_read_bytes
 from tensorprobe.legacy.layouts.pt_format import Saved, describe_saved, read_saved
 from tensorprobe.legacy.layouts.value_files import SMALL, ArenaPool, Demands, FolderFiles, fill, map_file
 from tensorprobe.model import DTYPES, Slot
@@ -120,6 +121,11 @@ def _rearranged(saved: Saved, itemsize: int) -> memoryview:
         values = numpy.ndarray(tensor.shape, stored, saved.storage, tensor.offset * itemsize, steps)
     except ValueError as error:
         raise TensorDamaged(f"its file holds a tensor that numpy cannot read: {error}") from None
+    if values.nbytes > max(saved.storage.nbytes, max_read_bytes()):
+        raise TensorDamaged(
+            f"its file repeats {saved.storage.nbytes:,} bytes up to {values.nbytes:,}. If it is sound, allow more: "
+            f"{READ_LIMIT}={-(-values.nbytes >> 20)}M"
+        )
     made = numpy.array(values, kind, order="C")
     if tensor.conjugated:
         numpy.conjugate(made, out=made)

@@ -139,11 +139,11 @@ def _convert(source: Path, target: Path, form: str) -> Path:
             held = torch.from_numpy(numpy.load(source, mmap_mode="c", allow_pickle=False))
         else:
             held = to_torch(*read_pt_file(source.resolve()))
+        if form == "npy":
+            narrow = held.is_floating_point() and held.dtype not in (torch.float16, torch.float32, torch.float64)
+            held = (held.float() if narrow else held).detach().numpy()
     except (TensorDamaged, OSError, ValueError, TypeError, EOFError) as error:
         raise SettingsError(f"'{plain(source)}' cannot be read: {error}") from None
-    if form == "npy":
-        narrow = held.is_floating_point() and held.dtype not in (torch.float16, torch.float32, torch.float64)
-        held = (held.float() if narrow else held).detach().numpy()
     path = demand_output(target, create=True) / f"{source.stem}.{form}"
     try:
         with path.open("xb") as file:

@@ -27,6 +27,7 @@ from tensorprobe.watches.overflow.looker import (
     Before,
     OverflowLooker,
     Remembered,
+    Row,
     bare,
     facts_of,
     key_of,
@@ -301,11 +302,15 @@ class Describer:
         chain: list[str] = []
         at = next(iter(makers.values()), None)
         while at is not None and len(chain) < CHAIN:
-            call, _, given = rows[at]
-            chain.append(call.name)
+            chain.append(_name(rows[at]))
+            given = rows[at][3]
             found = (self._looker.producer(None, reference, at) for reference in given)
             at = next((place for place in found if place is not None), None)
-        return chain, {slot: rows[place][0].name for slot, place in makers.items()}
+        return chain, {slot: _name(rows[place]) for slot, place in makers.items()}
+
+
+def _name(row: Row) -> str:
+    return f"{row[0]}.{row[1]}.forward"
 
 
 def _frames(frames: Frames) -> list[Frame]:

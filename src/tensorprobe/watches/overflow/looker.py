@@ -182,7 +182,8 @@ def _find(package: Any, name: str) -> Any:
 _REPEATED_BYTES = 256 << 20
 _COPIED_BEFORE, _COPIED_TENSORS = 1 << 16, 8
 Reference = weakref.ref[torch.Tensor]
-Row = tuple[LookedCall, list[Reference], list[Reference]]
+Row = tuple[str, int, list[Reference], list[Reference]]
+"""Op and number of a call, its outputs and inputs: not the call itself, which holds inputs until its backward is gone."""
 """A recent call, its outputs and its inputs, for the chain of producers. A tuple, because every call makes one."""
 BeforeFields = tuple[torch.Tensor, float, Facts | None, torch.Tensor | None]
 _FINITE: tuple[()] = ()
@@ -343,10 +344,11 @@ class OverflowLooker(LookingSink):
             greatest, alarm = self._scan(outputs) if quick is None else (quick, False)
         self._put(plan.name, call.number, call.module, call.step, greatest, False)
         if outputs and torch_names.node_of(outputs[0]) is not None:
-            self.rows.append((call, [_ref(output) for output in outputs], self._remember(call, args, kwargs, outputs)))
+            given = self._remember(call, args, kwargs, outputs)
+            self.rows.append((plan.name, call.number, [_ref(output) for output in outputs], given))
         elif call.module:
             given = [_ref(arg) for arg in args if type(arg) in _PLAIN]
-            self.rows.append((call, [_ref(output) for output in outputs], given))
+            self.rows.append((plan.name, call.number, [_ref(output) for output in outputs], given))
         elif plan.overwrites and outputs:
             if alarm:
                 self._written.clear()
@@ -442,7 +444,7 @@ class OverflowLooker(LookingSink):
         """Return the position in `rows`, before `until`, of the call that made a tensor."""
         wanted = _ref(tensor) if tensor is not None else reference
         for place in range((len(self.rows) if until is None else until) - 1, -1, -1):
-            if any(made is wanted for made in self.rows[place][1]):
+            if any(made is wanted for made in self.rows[place][2]):
                 return place
         return None
 

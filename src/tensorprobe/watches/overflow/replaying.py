@@ -25,7 +25,7 @@ from tensorprobe.numerics.summary import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, read_call, replay_job
+from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, in_time, read_call, replay_job
 from tensorprobe.replay.once import Replay, outsized
 from tensorprobe.replay.runs import said
 from tensorprobe.replay.script import Results, make_script, place_line
@@ -101,14 +101,15 @@ def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
 def _recorded_verdict(run: Run, asked: Recorded, most_bytes: int) -> Judgement:
     call = read_call(run, asked.step, asked.rank, asked.call)
     forward = call if asked.forward is None else read_call(run, asked.step, asked.rank, asked.forward)
-    if reason := outsized(forward.model, most_bytes):
-        return Judgement("unknown", reason)
-    inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
-    found = {slot.name: slot.tensor() for slot in call.slots if slot.side != "input" and slot.has_data}
-    gradients = None
-    if asked.forward is not None:
-        gradients = {f"output{slot.name[5:]}": slot.tensor().clone() for slot in call.inputs}
-    return replay_verdict(forward.model, inputs, found, gradients=gradients)
+    with in_time(forward.model):
+        if reason := outsized(forward.model, most_bytes):
+            return Judgement("unknown", reason)
+        inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
+        found = {slot.name: slot.tensor() for slot in call.slots if slot.side != "input" and slot.has_data}
+        gradients = None
+        if asked.forward is not None:
+            gradients = {f"output{slot.name[5:]}": slot.tensor().clone() for slot in call.inputs}
+        return replay_verdict(forward.model, inputs, found, gradients=gradients)
 
 
 def replay_verdict(
