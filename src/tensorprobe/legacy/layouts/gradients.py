@@ -182,10 +182,16 @@ class Gradients:
         return {slot: None for slots in seen.values() if len(slots) > 1 for slot in slots}
 
 
-def _writes_in_place(op: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def writes_in_place(op: str) -> bool:
+    """Return whether the name of an op says that it writes to its first argument."""
     name = op.rpartition(".")[2]
-    if (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__"):
+    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__")
+
+
+def _writes_in_place(op: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if writes_in_place(op):
         return True
+    name = op.rpartition(".")[2]
     if name == "__setitem__" or "out" in kwargs:
         return True
     asked = kwargs.get("inplace") or (given[-1] if op.startswith("Functional.") and given else None)
