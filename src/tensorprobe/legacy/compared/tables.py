@@ -247,8 +247,7 @@ class ListedSegment:
     def lines(self) -> Lines:
         """Return every tensor. The segment is read now if nobody has read all of it before."""
         if self._listing.lines is None:
-            other = self._listing.other
-            deque((self if other is None else self.against(other)).calls(), maxlen=0)
+            deque(self.calls(), maxlen=0)
         assert self._listing.lines is not None
         return self._listing.lines
 
@@ -259,9 +258,9 @@ def listed(run: Run, style: TableStyle) -> Run:
     return Run(run.path, run.manifest, run.parts, segments, data=run.data, one_rank=run.one_rank)
 
 
-def read_lines(run: Run, step: int, rank: int) -> Lines:
-    """Return every tensor that a listed run has for that step and rank."""
-    return cast(ListedSegment, run.segment(step, rank)).lines()
+def read_lines(segment: Segment, other: Segment) -> Lines:
+    """Return every tensor of a segment of a listed run, as it is compared with another."""
+    return cast(ListedSegment, against(segment, other)).lines()
 
 
 class StackTexts:
