@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import sys
@@ -14,7 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ptdbg_ascend
+import tensorprobe
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch import compare as msprobe_compare
+from tensorprobe.legacy.compared.tables import listed, read_lines
+from tensorprobe.legacy.ptdbg.compare import STYLE
+from tensorprobe.model.reason import Skipped
 from tensorprobe.record import open_run
 
 
@@ -190,22 +197,71 @@ def test_gradients_stand_in_the_order_of_the_arguments(tmp_path: Path) -> None:
     assert slots["output.kwargs.bias"] == bias.grad.max().item()
 
 
-def test_the_optimizer_is_dumped_alike_on_every_device(tmp_path: Path) -> None:
-    """On an accelerator an optimizer uses ops on lists of tensors, which the older tools do not wrap."""
-    held = {}
-    for foreach in (False, True):
-        net = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=foreach)
-        debugger = PrecisionDebugger(dump_path=tmp_path / str(foreach), task="statistics", level="L1")
-        net(torch.ones(1, 3)).sum().backward()
-        debugger.start(net)
+def dump_optimizer(out: Path, *, foreach: bool) -> tuple[Path, Path]:
+    """Return two dumps of one training, of msprobe and of ptdbg_ascend; on an accelerator torch would choose `foreach`."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters(), foreach=foreach)
+
+    def step() -> None:
+        net(torch.ones(1, 3).to(torch.float64).float()).sum().backward()
         optimizer.step()
-        debugger.stop()
-        PrecisionDebugger._instance = None
-        (file,) = (tmp_path / str(foreach)).rglob("dump.json")
-        held[foreach] = json.loads(file.read_text())["data"]
-    assert any("add_" in name for name in held[False])
-    assert not any("_foreach_" in name for name in held[True])
+        optimizer.zero_grad()
+
+    debugger = PrecisionDebugger(dump_path=out / "msprobe", task="tensor", level="L1")
+    debugger.start(net)
+    step()
+    debugger.stop()
+    PrecisionDebugger._instance = None
+    ptdbg_ascend.set_dump_path(str(out / "npu_dump.pkl"))
+    ptdbg_ascend.register_hook(net, ptdbg_ascend.acc_cmp_dump)
+    ptdbg_ascend.set_dump_switch("ON")
+    step()
+    step()
+    ptdbg_ascend.set_dump_switch("OFF")
+    (file,) = (out / "msprobe").rglob("dump.json")
+    return file, out / "ptdbg_dump_v1.0"
+
+
+@pytest.mark.parametrize("layout", ["msprobe", "ptdbg_ascend"])
+def test_an_optimizer_on_lists_of_tensors_is_no_difference(layout: str, tmp_path: Path) -> None:
+    """On an accelerator an optimizer uses ops on lists of tensors, which the older tools do not wrap."""
+    which = ["msprobe", "ptdbg_ascend"].index(layout)
+    one, lists = (dump_optimizer(tmp_path / str(foreach), foreach=foreach)[which] for foreach in (False, True))
+    assert sum(".lerp_." in entry.name for entry in open_run(one).segment(0, 0).index().entries) == 2 * (1 + which)
+    assert not any("_foreach_" in entry.name for entry in open_run(lists).segment(0, 0).index().entries)
+    for pair in ((one, lists), (lists, one)):
+        result = tensorprobe.compare(*pair, prove="off")
+        assert result.exit_code == 0, str(result)
+        (reason,) = result.summary.buckets.skipped
+        assert reason == Skipped.OTHER_OPTIMIZER
+    files = [(path if which == 0 else path / "rank0" / "npu_dump.pkl") for path in (lists, one)]
+    compare, key = (msprobe_compare, "json_path") if which == 0 else (ptdbg_ascend.compare, "pkl_path")
+    table = compare({f"npu_{key}": str(files[0]), f"bench_{key}": str(files[1])}, str(tmp_path))
+    verdicts = {
+        row["Accuracy Reached or Not"] for row in csv.DictReader(Path(table).read_text("utf-8-sig").splitlines())
+    }
+    assert verdicts == {"Yes", "N/A"}
+    # The same of a table whose dumps were compared in other processes, so that nobody has read them here.
+    unread = [listed(open_run(path), STYLE).segment(0, 0) for path in (one, lists)]
+    assert read_lines(*unread).excuse_of("Tensor.lerp_.0.forward", 0) == Skipped.OTHER_OPTIMIZER
+
+
+def test_a_call_that_the_optimizer_does_not_make_stays_a_difference(tmp_path: Path) -> None:
+    for extra in (False, True):
+        net = nn.Linear(3, 2)
+        with torch.no_grad():
+            net.weight.fill_(1.0)
+        ptdbg_ascend.set_dump_path(str(tmp_path / str(extra) / "npu_dump.pkl"))
+        ptdbg_ascend.register_hook(net, ptdbg_ascend.acc_cmp_dump)
+        ptdbg_ascend.set_dump_switch("ON")
+        x = torch.ones(2, 3)
+        if extra:
+            x.mul_(1.0)
+        net(x).sum().backward()
+        ptdbg_ascend.set_dump_switch("OFF")
+    result = tensorprobe.compare(*(tmp_path / str(extra) / "ptdbg_dump_v1.0" for extra in (False, True)), prove="off")
+    assert result.exit_code == 1 and result.summary.buckets.only_candidate == 1
 
 
 class Outside(nn.Module):

@@ -183,7 +183,9 @@ def test_importing_ptdbg_ascend_seeds_the_program() -> None:
 
 
 @pytest.mark.parametrize("seed_all", [ptdbg_ascend.seed_all, msprobe_seed_all])
-def test_rm_dropout_takes_dropout_out_of_the_program(seed_all: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_dropout_takes_dropout_out_of_the_program(
+    seed_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("dropout", "dropout2d", "dropout3d"):
         monkeypatch.setattr(F, name, getattr(F, name))  # put back after the test
     x = torch.ones(2, 8, 4, 5)
@@ -193,6 +195,10 @@ def test_rm_dropout_takes_dropout_out_of_the_program(seed_all: Any, monkeypatch:
     seed_all(rm_dropout=True)
     for dropout in (torch.nn.Dropout(0.5), torch.nn.Dropout2d(0.5), torch.nn.Dropout3d(0.9)):
         assert torch.equal(dropout(x), x)
+    with tensorprobe.capture(tmp_path / "run", mode="structure"):
+        torch.nn.Dropout2d(0.5)(F.dropout(x))
+    names = [entry.name for entry in tensorprobe.open_run(tmp_path / "run").segment(0, 0).index().entries]
+    assert names == ["Functional.dropout.0.forward", "Functional.dropout2d.0.forward"]  # as without rm_dropout
     with pytest.raises(ValueError, match="dropout probability"):
         F.dropout(x, 2.0)
 
@@ -210,9 +216,10 @@ assert torch_device_guard(torch.ones)(2, device="npu").sum().item() == 2
 
 def test_torch_npu_can_be_imported_before_torch(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(NPU_FIRST)
-    run_tool(["sim", "--torch-npu", "--", sys.executable, "train.py"], tmp_path, cold=True)
-    without = run_tool(["sim", "--", sys.executable, "train.py"], tmp_path, code=1, cold=True)
-    assert "No module named 'torch_npu'" in without.stderr
+    for option in ([], ["--torch-npu"]):
+        run_tool(["sim", *option, "--", sys.executable, "train.py"], tmp_path, cold=True)
+    other = run_tool(["sim", "--name", "acc", "--", sys.executable, "train.py"], tmp_path, code=1, cold=True)
+    assert "No module named 'torch_npu'" in other.stderr
 
 
 def test_a_single_infinite_number_from_finite_ones_is_an_overflow(tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def test_limits_of_the_standards(standard: str, changes: dict[str, float], passe
 @pytest.mark.parametrize(("standard", "passes"), [("seed", True), ("noise-aware", False)])
 def test_the_older_standard_takes_a_device_that_rounds_after_each_step(standard: str, passes: bool) -> None:
     """The figures of the gradient of mish in bfloat16, on a device that has no kernel for it."""
-    device = figures(relative_l2=0.0031, max_abs=0.0133, within_1e3=0.2, different=1600.0, count=2048.0)
+    device = figures(
+        relative_l2=0.0031, max_abs=0.0133, within_1e2=0.83, within_1e3=0.2, different=1600.0, count=2048.0
+    )
     own = figures(relative_l2=0.0017, max_abs=0.0077, within_1e3=0.39, different=0.0, count=2048.0)
     sizes = {"scale": 0.6, "largest": 3.7, "beyond": (0.0035, 0.0)}
     evidence = Evidence("Functional.mish", "backward", "bfloat16", device, own, device, **sizes)  # type: ignore[arg-type]

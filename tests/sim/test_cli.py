@@ -52,8 +52,8 @@ def test_hooks_of_an_outer_command_are_kept(tmp_path: Path, monkeypatch: pytest.
     outer = environment(
         {"outer_hook:begin": "hello"}, {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     )
-    code = "import torch, torch_npu; print(torch.ones(2).npu().device, torch_npu.__version__)"
-    inner = [*PROGRAM, "sim", "--torch-npu", "--", sys.executable, "-c", code]
+    code = "import torch_npu, torch; print(torch.ones(2).npu().device, torch_npu.__version__)"
+    inner = [*PROGRAM, "sim", "--", sys.executable, "-c", code]
     done = subprocess.run(inner, capture_output=True, text=True, env=outer)
     assert done.stdout.splitlines() == ["outer hello", "npu:0 0.0+simulated"], done.stderr
 

@@ -26,7 +26,7 @@ def sim(
         [], "--fault", metavar="FAULT", help="A name from the catalog, a .json or .toml file, or JSON."
     ),
     name: str = typer.Option("npu", metavar="NAME", help="The name of the device in torch."),
-    torch_npu: bool = typer.Option(False, "--torch-npu", help="Provide a stand-in for `import torch_npu`."),
+    torch_npu: bool = typer.Option(False, "--torch-npu", help="Import the stand-in for torch_npu with torch."),
     list_faults: bool = typer.Option(False, "--list", help="Print the catalog of faults."),
     as_json: bool = JSON,
 ) -> None:

@@ -23,15 +23,12 @@ def install() -> None:
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as usual, and runs the hooks after it is loaded. A stand-in for torch_npu loads torch first."""
+    """Finds torch as usual, and runs the hooks after it is loaded. On a simulated device, torch_npu loads torch first."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
-        if fullname == "torch_npu" and _brings_torch_npu():
-            import_module("torch")  # which runs the hooks, and one of them makes the module
-            made = sys.modules.get(fullname)
-            if made is not None:  # the import system takes the spec of the module itself
-                made.__spec__ = importlib.util.spec_from_loader(fullname, _Made())
-            return made and made.__spec__
+        if fullname == "torch_npu" and SIM_HOOK in _hooks():
+            import_module("torch")  # which runs the hooks, and one of them brings a finder for torch_npu
+            return importlib.util.find_spec(fullname)
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
@@ -60,24 +57,9 @@ class _ThenHooks(importlib.abc.Loader):
         return getattr(self._loader, name)
 
 
-class _Made(importlib.abc.Loader):
-    """Loads a module that a hook has made."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return sys.modules[spec.name]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is whole."""
-
-
 def _hooks() -> dict[str, str]:
     hooks: dict[str, str] = json.loads(os.environ.get(HOOKS_VARIABLE) or "{}")
     return hooks
-
-
-def _brings_torch_npu() -> bool:
-    text = _hooks().get(SIM_HOOK)
-    return text is not None and bool(json.loads(text)["torch_npu"])
 
 
 def run_hooks(hooks: Any) -> None:

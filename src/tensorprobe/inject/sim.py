@@ -26,6 +26,9 @@ def begin(text: str) -> None:
     """Enable the device and install the faults of `payload`."""
     settings: dict[str, Any] = json.loads(text)
     sim.enable(settings["name"], torch_npu=settings["torch_npu"])
+    from tensorprobe.sim import npu_module  # needs torch, which the command `sim` itself does not import
+
+    npu_module.offer(settings["name"])
     for fault in settings["faults"]:
         sim.install(sim.make_fault(**fault))
     if settings["faults"]:

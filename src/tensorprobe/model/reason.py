@@ -50,6 +50,7 @@ class Skipped(str, Enum):
     AGAIN_IN_CANDIDATE = "computed again in the candidate only"
     NOTHING_TO_DO = "backward of a copy or cast that had nothing to do on the other side"
     OTHER_TOOL = "recorded by only one of the two tools"
+    OTHER_OPTIMIZER = "of an optimizer; the other dump has none of its calls, as where it updates lists of tensors"
     RANK_ONLY_IN_BASELINE = "rank only in baseline"
     RANK_ONLY_IN_CANDIDATE = "rank only in candidate"
     STEP_ONLY_IN_BASELINE = "step only in baseline"

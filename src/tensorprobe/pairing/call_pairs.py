@@ -46,12 +46,22 @@ class StandIn(CallPair):
 def against(segment: Segment, other: Segment) -> Segment:
     """Return a segment as it is compared with another. A reader of a tool that records otherwise may translate it.
 
-    Such a segment has two methods more: `against(other)`, and `excuse(call, own=…)`: whether a call that only one of the
-    two has is no difference.
+    Such a segment has two methods more: `against(other)`, and `excuse(call, other, own=…)`: why a call that only one of
+    the two has, `own` if it is this one, is no difference; or None.
     """
     translate = getattr(segment, "against", None)
     translated: Segment = segment if translate is None else translate(other)
     return translated
+
+
+def why_alone(call: Call, own: Segment, other: Segment) -> Skipped | None:
+    """Return why it is no difference that only one of two segments has a call; None if it is one, or nobody knows."""
+    for segment, beside in ((own, other), (other, own)):
+        excuse = getattr(segment, "excuse", None)
+        found: Skipped | None = excuse and excuse(call, beside, own=segment is own)
+        if found:
+            return found
+    return None
 
 
 def read_in_step(baseline: Segment, candidate: Segment) -> Iterator[list[CallPair] | None]:

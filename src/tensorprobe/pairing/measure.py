@@ -38,6 +38,7 @@ from tensorprobe.pairing.call_pairs import (
     read_in_step,
     read_pairs,
     slot_facts,
+    why_alone,
 )
 from tensorprobe.pairing.regions import Region, meet_again, with_regions
 from tensorprobe.pairing.roles import parameter_of
@@ -420,17 +421,14 @@ class _Table:
     ) -> list[int]:
         """Return the calls that the other side should have; skip those that its tool does not record."""
         own, other = segments if side == "baseline" else segments[::-1]
-        excuses = [(getattr(segment, "excuse", None), segment is own) for segment in (own, other)]
-        asked = [(excuse, is_own) for excuse, is_own in excuses if excuse is not None]
-        if not asked:
+        if not any(hasattr(segment, "excuse") for segment in segments):
             return positions
         left = []
         for position in positions:
-            call = own.call_at(entries[position])
-            if not any(excuse(call, own=is_own) for excuse, is_own in asked):
+            if found := why_alone(own.call_at(entries[position]), own, other):
+                self.skip(found, 1)
+            else:
                 left.append(position)
-        if excused := len(positions) - len(left):
-            self.skip(Skipped.OTHER_TOOL, excused)
         return left
 
     def _add_unpaired_side(

@@ -6,6 +6,8 @@ and the ops of `npu_ops` are there by their names. Whatever is not here is an `A
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import sys
 import types
@@ -25,17 +27,37 @@ dump_calls: list[tuple[str, ...]] = []
 """The arguments of the calls of init_dump, set_dump and finalize_dump, in order."""
 
 
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes the stand-in when the program imports torch_npu, and the real package is absent."""
+
+    def find_spec(self, fullname: str, path: Any, target: types.ModuleType | None = None) -> Any:
+        return importlib.util.spec_from_loader(fullname, self) if fullname == "torch_npu" else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return sys.modules.get(spec.name) or _make()  # it is there when loading torch has made it
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: the module is whole."""
+
+
+def offer(name: str) -> None:
+    """Let `import torch_npu` find the stand-in, if the device is called npu: last on the path, so a real package wins."""
+    if name == "npu" and not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.append(Finder())
+
+
 def install(name: str) -> types.ModuleType:
-    """Make `import torch_npu` find the stand-in; it needs the device to be called npu and the real package to be
-    absent.
-    """
+    """Import the stand-in and return it; the device must be called npu, and the real package must be absent."""
     if name != "npu":
         raise SettingsError(f"the stand-in for torch_npu needs the device to be called 'npu', not {name!r}.")
-    present = sys.modules.get("torch_npu")
-    if present is not None and getattr(present, "__version__", None) == VERSION:
-        return present
-    if present is not None or importlib.util.find_spec("torch_npu") is not None:
+    offer(name)
+    spec = importlib.util.find_spec("torch_npu")
+    if spec is None or not isinstance(spec.loader, Finder):
         raise SettingsError("the real torch_npu is installed in this environment; the stand-in does not replace it.")
+    return importlib.import_module("torch_npu")
+
+
+def _make() -> types.ModuleType:
     module = types.ModuleType("torch_npu", "Stand-in for torch_npu on a simulated device.")
     device: Any = torch.npu
     for key, value in {**_dump(), **_overflow_functions(), **_switches()}.items():
@@ -51,9 +73,7 @@ def install(name: str) -> types.ModuleType:
     }
     for key, value in parts.items():
         setattr(module, key, value)
-    # A spec makes importlib.util.find_spec("torch_npu") answer, which tools use to ask for the package.
-    module.__spec__ = importlib.util.spec_from_loader("torch_npu", loader=None)
-    sys.modules.update({"torch_npu": module, "torch_npu.npu": device, "torch_npu._C": parts["_C"]})
+    sys.modules.update({"torch_npu.npu": device, "torch_npu._C": parts["_C"]})
     sys.modules |= {"torch_npu.utils": module.utils, "torch_npu.utils.device_guard": module.utils.device_guard}
     sys.modules["torch_npu.npu.utils"] = device.utils
     FLAG.armed = True

@@ -57,7 +57,10 @@ def remove_dropout() -> None:
     def without(original: Any) -> Any:
         @wraps(original)
         def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            return original(input, 0.0 if 0 <= p <= 1 else p, training, inplace)  # torch refuses any other p
+            given = (input, 0.0 if 0 <= p <= 1 else p, training, inplace)  # torch refuses any other p
+            if torch.overrides.has_torch_function_unary(input):
+                return torch.overrides.handle_torch_function(original, (input,), *given)  # by the name that it replaces
+            return original(*given)
 
         dropout.without_effect = True  # type: ignore[attr-defined]
         return dropout
@@ -65,4 +68,7 @@ def remove_dropout() -> None:
     for name in ("dropout", "dropout2d", "dropout3d"):
         original = getattr(functional, name)
         if not hasattr(original, "without_effect"):
+            torch_names.resolve_name(
+                original
+            )  # torch looks for the names of its functions once: before they are replaced
             setattr(functional, name, without(original))

@@ -108,12 +108,13 @@ class Compared:
         `stack` finds stacks where the run itself does not have them.
         """
         style, wish = self.style, self.wish
-        npu, bench = read_lines(self.npu, *places[0]), read_lines(self.bench, *places[1])
+        segments = self.npu.segment(*places[0]), self.bench.segment(*places[1])
+        npu, bench = read_lines(*segments), read_lines(*segments[::-1])
         paired = Paired(npu, bench, self._rows(*places[1]), style=style, remarks=self._remarks(*places[1]))
         if wish.stack_mode and stack is None:
             if not any(number is not None for number in npu.stack):
                 style.logger.warning("the NPU dump '%s' has no stacks to show", plain(self.npu.path))
-            stack = StackTexts(self.npu.segment(*places[0])).of
+            stack = StackTexts(segments[0]).of
         table = Table(style, paired, style.lay_out(paired, stack if wish.stack_mode else None))
         analysis = analyse(table)
         suffix, kind = f"{wish.suffix}_{title}" if title else wish.suffix, "xlsx" if wish.xlsx else "csv"

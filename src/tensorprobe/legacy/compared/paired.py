@@ -44,6 +44,9 @@ class Paired:
         excuses = _pick(npu.excuse, at_npu), _pick(bench.excuse, at_bench)
         self.excuse = numpy.where(excuses[0] == NOTHING, excuses[1], excuses[0])
         self.excuse[self.paired] = ""
+        for row in _where(~self.paired & (self.excuse == "")):
+            lines, line = (npu, at_npu[row]) if at_npu[row] >= 0 else (bench, at_bench[row])
+            self.excuse[row] = lines.excuse_of(*lines.key[line][:2])
         lonely = ~self.paired & (self.excuse == "")
         self.unfit = lonely | self.other_shape
         if style.whole_calls:

@@ -15,10 +15,9 @@ from tensorprobe.errors import RunDamaged
 from tensorprobe.legacy.layouts.dump_files import leaves_in, numbers_in
 from tensorprobe.legacy.layouts.msprobe_reader import MsprobeSegment
 from tensorprobe.model import Call, Slot, Stack
-from tensorprobe.model.reason import Skipped
-from tensorprobe.pairing.call_pairs import against
+from tensorprobe.pairing.call_pairs import against, why_alone
 from tensorprobe.record import Damage, Run
-from tensorprobe.record.run import Segment
+from tensorprobe.record.run import Entry, Segment
 
 if TYPE_CHECKING:
     from tensorprobe.legacy.compared.paired import Paired
@@ -126,6 +125,8 @@ class Lines:
     stack: list[int | None] = field(default_factory=list)
     excuse: list[str] = field(default_factory=list)
     """Why the other dump may have nothing that this line can be compared with; mostly empty."""
+    excuse_of: Callable[[str, int], str] = lambda name, repeat: ""
+    """The same of a whole call, by its name and how often it had been recorded before."""
     number: list[Any] = field(default_factory=list)
     """A number among the arguments; None for a tensor."""
     damaged: int = 0
@@ -136,9 +137,7 @@ class Lines:
     def __len__(self) -> int:
         return len(self.key)
 
-    def add(
-        self, number: int, call: Call, spell: Spell, file_of: Callable[[int], str] | None, excuse: str, numbers: bool
-    ) -> None:
+    def add(self, number: int, call: Call, spell: Spell, file_of: Callable[[int], str] | None, numbers: bool) -> None:
         """Add the tensors of a call, and with `numbers` the numbers among its arguments, in the order of the arguments.
 
         `file_of` gives the name of the file with the values at an offset.
@@ -148,11 +147,11 @@ class Lines:
         values = dict(numbers_in(call.args, call.kwargs)) if numbers and call.direction == "forward" else {}
         for place in order if values else spelled:
             if place in spelled:
-                self._add_tensor(number, call, *spelled[place], file_of, excuse)
+                self._add_tensor(number, call, *spelled[place], file_of)
             elif place in values:
-                self._add_number(number, call, place, values[place], excuse)
+                self._add_number(number, call, place, values[place])
 
-    def _add_number(self, number: int, call: Call, place: str, value: Any, excuse: str) -> None:
+    def _add_number(self, number: int, call: Call, place: str, value: Any) -> None:
         self.key.append((call.name, call.repeat, place))
         self.call.append(number)
         self.name.append(f"{call.name}.{place.replace('input.kwargs.', 'input.', 1)}")
@@ -164,7 +163,7 @@ class Lines:
         self.file.append("")
         self.has_values.append(True)
         self.stack.append(call.stack)
-        self.excuse.append(excuse)
+        self.excuse.append("")
         self.number.append(value)
 
     def _add_tensor(
@@ -174,7 +173,6 @@ class Lines:
         slot: Slot,
         spelled: Spelled,
         file_of: Callable[[int], str] | None,
-        excuse: str,
     ) -> None:
         name, dtype, shape, statistics = spelled
         self.key.append((call.name, call.repeat, slot.name))
@@ -189,7 +187,7 @@ class Lines:
         self.has_values.append(slot.has_data)
         self.stack.append(call.stack)
         is_place = not slot.dtype or slot.name.startswith(_NOT_MEANT)
-        self.excuse.append(excuse or (slot.skipped or "" if is_place else ""))
+        self.excuse.append((slot.skipped or "") if is_place else "")
         self.number.append(None)
 
 
@@ -209,6 +207,7 @@ class ListedSegment:
 
     def __init__(self, segment: Segment, style: TableStyle, listing: _Listing | None = None) -> None:
         self._segment, self._style, self._listing = segment, style, listing or _Listing()
+        self._entries: dict[tuple[str, int], Entry] = {}
 
     def __copy__(self) -> ListedSegment:
         return ListedSegment(copy(self._segment), self._style, self._listing)
@@ -226,26 +225,29 @@ class ListedSegment:
         """Each call, as the segment gives it."""
         segment, style = self._segment, self._style
         file_of = segment.file_of if isinstance(segment, MsprobeSegment) else None
-        lines = Lines(later_digests=isinstance(segment, MsprobeSegment) and segment.is_published)
+        later = isinstance(segment, MsprobeSegment) and segment.is_published
+        lines = Lines(later_digests=later, excuse_of=self._excuse)
         for number, item in enumerate(segment.calls()):
             if isinstance(item, Damage):
                 lines.damaged += 1
             else:
-                excuse = Skipped.OTHER_TOOL if self._is_excused(item[1]) else ""
-                lines.add(number, item[1], style.spell, file_of, excuse, style.numbers)
+                lines.add(number, item[1], style.spell, file_of, style.numbers)
             yield item
         self._listing.lines = lines
 
-    def _is_excused(self, call: Call) -> bool:
-        """Whether the other dump's tool does not record such a call."""
-        asked = ((self._segment, True), (self._listing.other, False))
-        return any(isinstance(held, MsprobeSegment) and held.excuse(call, own=own) for held, own in asked)
+    def _excuse(self, name: str, repeat: int) -> str:
+        """Why the other dump need not have such a call; empty if it must."""
+        segment, other = self._segment, self._listing.other
+        if other is None:
+            return ""
+        if not self._entries:
+            self._entries = {(entry.name, entry.repeat): entry for entry in segment.index().entries}
+        return why_alone(segment.call_at(self._entries[name, repeat]), segment, other) or ""
 
     def lines(self) -> Lines:
         """Return every tensor. The segment is read now if nobody has read all of it before."""
         if self._listing.lines is None:
-            other = self._listing.other
-            deque((self if other is None else self.against(other)).calls(), maxlen=0)
+            deque(self.calls(), maxlen=0)
         assert self._listing.lines is not None
         return self._listing.lines
 
@@ -256,9 +258,9 @@ def listed(run: Run, style: TableStyle) -> Run:
     return Run(run.path, run.manifest, run.parts, segments, data=run.data, one_rank=run.one_rank)
 
 
-def read_lines(run: Run, step: int, rank: int) -> Lines:
-    """Return every tensor that a listed run has for that step and rank."""
-    return cast(ListedSegment, run.segment(step, rank)).lines()
+def read_lines(segment: Segment, other: Segment) -> Lines:
+    """Return every tensor of a segment of a listed run, as it is compared with another."""
+    return cast(ListedSegment, against(segment, other)).lines()
 
 
 class StackTexts:

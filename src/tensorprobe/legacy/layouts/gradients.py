@@ -182,11 +182,17 @@ class Gradients:
         return {slot: None for slots in seen.values() if len(slots) > 1 for slot in slots}
 
 
-def _writes_in_place(op: str, given: Sequence[Any], kwargs: Any) -> bool:
+def writes_in_place(op: str) -> bool:
+    """Return whether the name of an op says that it writes to its first argument."""
     name = op.rpartition(".")[2]
+    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__")
+
+
+def _writes_in_place(op: str, given: Sequence[Any], kwargs: Any) -> bool:
     kwargs = kwargs if isinstance(kwargs, dict) else {}  # anything else is reported as damage of the forward call
-    if (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__"):
+    if writes_in_place(op):
         return True
+    name = op.rpartition(".")[2]
     if name == "__setitem__" or "out" in kwargs:
         return True
     asked = kwargs.get("inplace") or (given[-1] if op.startswith("Functional.") and given else None)

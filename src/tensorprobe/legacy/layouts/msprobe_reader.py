@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,16 +32,18 @@ from tensorprobe.legacy.layouts.msprobe_entries import (
     users_frames,
 )
 from tensorprobe.legacy.layouts.npy import NpySource
+from tensorprobe.legacy.layouts.optimizer_calls import find_optimizer_calls, is_only_of_optimizer
 from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.legacy.wrapped import is_low_risk, shipped_ops
 from tensorprobe.model import Call, Frame, Level, Slot, Stack
 from tensorprobe.model.call import forward_name
+from tensorprobe.model.reason import Skipped
 from tensorprobe.ops.names import DIRECTIONS, canonical_op, parse_call_name
 from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
-from tensorprobe.record.run import Entry, Index, Run
+from tensorprobe.record.run import Entry, Index, Run, Segment
 
 TOOL = "msprobe"
 INDEX = "dump.json"
@@ -200,15 +203,26 @@ class MsprobeSegment:
         segment._as_it_is = True
         return segment
 
-    def excuse(self, call: Call, *, own: bool) -> bool:
-        """Whether a call that only one side has, `own` if this one, is no difference: the other's tool records none such."""
+    def excuse(self, call: Call, other: Segment, *, own: bool) -> Skipped | None:
+        """Why a call that only this side has (`own`), or only the other, is no difference; None if it is one."""
+        if own and is_only_of_optimizer(call, self, other):
+            return Skipped.OTHER_OPTIMIZER
         if self._as_it_is or not self._load().published:
-            return False
-        if own:
-            if call.op.endswith(".parameters_grad"):
-                return True
-            return call.direction == "backward" and (_passes_on(call) or self._returned_its_input(call.name))
-        return call.direction == "backward" or not self._may_hold(call)
+            return None
+        if not own:
+            is_excused = call.direction == "backward" or not self._may_hold(call)
+        elif call.op.endswith(".parameters_grad"):
+            is_excused = True
+        else:
+            is_excused = call.direction == "backward" and (_passes_on(call) or self._returned_its_input(call.name))
+        return Skipped.OTHER_TOOL if is_excused else None
+
+    @cached_property
+    def optimizer_calls(self) -> frozenset[str]:
+        """The names of the calls that the optimizer made: construct.json says so, or their order does."""
+        parents = self._load().parents
+        told = frozenset(name for name, parent in parents.items() if parent == "optimizer")
+        return told if parents else find_optimizer_calls(self.index().entries)
 
     def _may_hold(self, call: Call) -> bool:
         """Whether the published tool would have recorded a forward call: it wraps a list of functions, from outside only."""

@@ -13,12 +13,14 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tensorprobe.errors import RunDamaged, RunError, RunNotFound, SettingsError, TensorDamaged
 from tensorprobe.legacy.layouts.npy import NpySource
+from tensorprobe.legacy.layouts.optimizer_calls import find_optimizer_calls, is_only_of_optimizer
 from tensorprobe.legacy.layouts.ptdbg_lines import (
     LineName,
     StackLine,
@@ -29,11 +31,12 @@ from tensorprobe.legacy.layouts.ptdbg_lines import (
 )
 from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.model import DTYPES, Call, Frame, Level, Slot, Stack, Summary
+from tensorprobe.model.reason import Skipped
 from tensorprobe.record.blob import ByteSource
 from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import BLOCK, JSON_ERRORS, MAX_DAMAGED, MAX_LINE, Damage, reason_of
-from tensorprobe.record.run import Entry, Index, Run
+from tensorprobe.record.run import Entry, Index, Run, Segment
 from tensorprobe.text import plain
 
 __all__ = ["PtdbgSegment", "open_ptdbg", "open_run"]
@@ -272,6 +275,15 @@ class PtdbgSegment:
     def call_at(self, entry: Entry) -> PtdbgCall:
         """The one call of an index entry, read alone; RunDamaged when the file has changed since."""
         return self._group_at(entry).as_call(entry.repeat)
+
+    def excuse(self, call: Call, other: Segment, *, own: bool) -> Skipped | None:
+        """Why a call that only this side has (`own`), or only the other, is no difference; None if it is one."""
+        return Skipped.OTHER_OPTIMIZER if own and is_only_of_optimizer(call, self, other) else None
+
+    @cached_property
+    def optimizer_calls(self) -> frozenset[str]:
+        """The names of the calls that the optimizer made, by their order."""
+        return find_optimizer_calls(self.index().entries)
 
     def stack(self, number: int) -> Stack | None:
         """The stack that stands on that line."""
