@@ -264,6 +264,8 @@ class Origins:
         table, rows = self._table, self._table.rows
         figures, errors = rows.figures, table.errors
         order, first, end = self._same_ends
+        if first[row] == end[row]:
+            return None
         held = order[first[row] : end[row]]
         held = held[rows.call[held] < call]
         if not len(held) or table.calls.level[call].is_module or not figures["baseline_norm"][row] or table.exact[row]:
@@ -293,7 +295,7 @@ class Origins:
         )
 
     @cached_property
-    def _same_ends(self) -> tuple[Array, Array, Array]:
+    def _same_ends(self) -> tuple[Array, list[int], list[int]]:
         """The rows that calls made, with the same maximum and minimum together; and where those of each row start and end."""
         rows = self._table.rows
         code = numpy.zeros(len(rows.slot), dtype=numpy.uint64)
@@ -304,7 +306,8 @@ class Origins:
                 )
         made = numpy.flatnonzero(rows.made & self._table.errors.measured)
         order = made[numpy.argsort(code[made], kind="stable")]
-        return order, numpy.searchsorted(code[order], code), numpy.searchsorted(code[order], code, side="right")
+        first, end = (numpy.searchsorted(code[order], code, side).tolist() for side in ("left", "right"))
+        return order, first, end
 
     def _makers(self, row: int, call: int) -> Iterator[tuple[StepTable, Opinions, int]]:
         table, before = self._table, self._lineage.before
