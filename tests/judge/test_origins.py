@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensorprobe.judge import POLICIES
@@ -335,3 +336,23 @@ def test_the_parameter_of_another_layer_is_recognised() -> None:
     )
     [found] = judge(step(one, other))
     assert found.entering[0].origin == f"in the candidate it is what input.1 of {LINEAR}.0.forward is in the baseline"
+
+
+def test_only_tensors_with_the_same_ends_are_looked_at_for_the_same_numbers() -> None:
+    """A step with n inputs that nobody made took time with n². One whose numbers were made in another order is found."""
+    rows = [row(f"input.{at}", WRONG, baseline_max=at + 1.0, candidate_max=at + 1.0) for at in range(200)]
+    made = row("output.0", ROUNDED, baseline_max=7.5, candidate_max=7.5)
+    read = row("input.0", ROUNDED, baseline_max=7.5, candidate_max=7.5)
+    makers = [call(f"{ADD}.{at}.forward", row("output.0", ROUNDED)) for at in range(200)]
+    measured = step(*makers, call(f"{GELU}.0.forward", made), call(f"{GELU}.1.forward", read, *rows[1:]))
+    looked_at: list[int] = []
+
+    class Counted(np.ndarray[Any, Any]):
+        def __array_finalize__(self, source: Any) -> None:
+            looked_at.append(self.size)
+
+    [before] = judge(measured)
+    measured.rows.figures["candidate_min"] = measured.rows.figures["candidate_min"].view(Counted)
+    [opinions] = judge(measured)
+    assert opinions.verdict[201] == before.verdict[201] == VERDICTS.index("agrees")
+    assert sum(looked_at) < 20 * len(measured.rows.slot)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import struct
 from array import array
+from math import inf, nan
 from types import ModuleType
 
 import mpmath
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorprobe.model import DTYPES
+from tensorprobe.model import DTYPES, Summary
 from tensorprobe.numerics import twin
-from tensorprobe.numerics.pairs import RAW
+from tensorprobe.numerics.pairs import RAW, table_of
 
 from . import pair_oracle as oracle
 from . import test_kernel_and_twin as one_tensor
@@ -304,3 +306,15 @@ def test_kernel_refuses_what_is_no_integer() -> None:
         built_kernel().measure_pairs(1, 2)
     with pytest.raises(ValueError, match="integer out of range"):
         built_kernel().measure_pairs(2**70, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "odd", [Summary(nan, 2.0, -0.0, inf, 3, 200), Summary(1, 2, 3, 4, -1, 5), Summary(1.0, 2.0, 3.0, 4.0, -1, -40)]
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_statistics_become_a_table_whatever_they_are(odd: Summary, at: int) -> None:
+    held = [Summary(1.5, -1.5, 0.1, inf, -1, 127), Summary(nan, nan, nan, nan, -32, 0)]
+    held.insert(at, odd)
+    for summaries in (held, held * 40, [odd], []):
+        expected = np.array([msgspec.structs.astuple(each) for each in summaries], dtype=float).reshape(-1, 6)
+        np.testing.assert_array_equal(table_of(summaries), expected)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy
@@ -44,8 +46,8 @@ def batches_of(measured: Measured, opinion: Opinions) -> Iterator[pa.RecordBatch
             "side": _coded(rows.side[part], SIDES),
             "baseline_dtype": _texts(rows.dtype_names[0][part]),
             "candidate_dtype": _texts(rows.dtype_names[1][part]),
-            "baseline_shape": _shapes(rows.shapes[0][part]),
-            "candidate_shape": _shapes(rows.shapes[1][part]),
+            "baseline_shape": _texts(rows.shapes[0][part]),
+            "candidate_shape": _texts(rows.shapes[1][part]),
             "basis": _coded(rows.basis[part], BASES),
             "verdict": _coded(opinion.verdict[part], VERDICTS),
             "judged_by": _coded(opinion.judged_by[part], JUDGED),
@@ -77,21 +79,16 @@ def _integers(values: Sequence[int]) -> Any:
         return numpy.array([min(max(value, _LEAST), _MOST) for value in values], dtype=numpy.int64)
 
 
-def _encoded(values: Sequence[str]) -> tuple[Any, pa.Array]:
-    """Return the codes and words of a column with many equal texts."""
-    words: dict[str, int] = {}
-    codes = numpy.array([words.setdefault(value, len(words)) for value in values], dtype=numpy.int32)
-    return codes, pa.array(list(words), type=pa.string())
+def _encoded(values: Sequence[Hashable]) -> tuple[Any, pa.Array]:
+    """Return the codes and words of a column with many equal texts or shapes."""
+    words: defaultdict[Hashable, int] = defaultdict(count().__next__)
+    codes = numpy.fromiter(map(words.__getitem__, values), dtype=numpy.int32, count=len(values))
+    texts = [str(list(word)) if isinstance(word, tuple) else word for word in words]
+    return codes, pa.array(texts, type=pa.string())
 
 
-def _texts(values: Sequence[str]) -> pa.DictionaryArray:
+def _texts(values: Sequence[Hashable]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(*_encoded(values))
-
-
-def _shapes(values: Sequence[tuple[int, ...]]) -> pa.DictionaryArray:
-    words: dict[tuple[int, ...], int] = {}
-    codes = numpy.array([words.setdefault(value, len(words)) for value in values], dtype=numpy.int32)
-    return pa.DictionaryArray.from_arrays(codes, pa.array([str(list(word)) for word in words], type=pa.string()))
 
 
 def _coded(codes: Any, words: Sequence[str]) -> pa.DictionaryArray:

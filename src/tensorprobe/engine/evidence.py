@@ -63,16 +63,12 @@ def evidence_of(
 
 
 def _first_calls(measured: Measured, answer: StepAnswer) -> Iterator[int]:
-    """Yield the positions of the first calls that the answer may name."""
-    at = {
-        (index, name): call
-        for call, (index, name) in enumerate(zip(measured.calls.index, measured.calls.name, strict=True))
-    }
-    for candidate in (answer.introduced, answer.random, answer.entered, answer.structural, answer.diverging):
-        if candidate is not None:
-            position = at.get((candidate.divergence.index, candidate.divergence.call))
-            if position is not None:
-                yield position
+    """Return the positions of the first calls that the answer may name."""
+    candidates = (answer.introduced, answer.random, answer.entered, answer.structural, answer.diverging)
+    wanted = [(each.divergence.index, each.divergence.call) for each in candidates if each is not None]
+    places = enumerate(zip(measured.calls.index, measured.calls.name, strict=True))
+    at = {place: call for call, place in places if place in wanted} if wanted else {}
+    return (at[place] for place in wanted if place in at)
 
 
 def _introduced(opinion: Opinions) -> Iterator[int]:

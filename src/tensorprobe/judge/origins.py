@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -33,6 +34,8 @@ from tensorprobe.model.measured import (
     Update,
 )
 from tensorprobe.ops import argument_name
+
+Array = numpy.ndarray[Any, Any]
 
 _L2, _PEAK, _SLOPE, _DIFFERENT, _NONFINITE = (
     JUDGED.index(name) for name in ("relative_l2", "max_abs", "slope", "different", "nonfinite_different")
@@ -260,20 +263,25 @@ class Origins:
         """
         table, rows = self._table, self._table.rows
         figures, errors = rows.figures, table.errors
-        if table.calls.level[call].is_module or not figures["baseline_norm"][row] or table.exact[row]:
+        order, first, end = self._same_ends
+        if first[row] == end[row]:
+            return None
+        held = order[first[row] : end[row]]
+        held = held[rows.call[held] < call]
+        if not len(held) or table.calls.level[call].is_module or not figures["baseline_norm"][row] or table.exact[row]:
             return None
         if argument_name(table.calls.op[call], rows.slot[row]) in ("weight", "bias"):
             return None
-        alike = rows.made & errors.measured & (rows.call < call) & (errors.count == errors.count[row])
+        alike = errors.count[held] == errors.count[row]
         for side, content in zip(("baseline", "candidate"), rows.content, strict=True):
-            alike &= (content >= 0) & (content[row] >= 0) & (content != content[row])
-            for end in ("max", "min"):
-                alike &= figures[f"{side}_{end}"] == figures[f"{side}_{end}"][row]
+            alike &= (content[held] >= 0) & (content[row] >= 0) & (content[held] != content[row])
+            for end_name in ("max", "min"):
+                alike &= figures[f"{side}_{end_name}"][held] == figures[f"{side}_{end_name}"][row]
             norm = figures[f"{side}_norm"]
-            alike &= abs(norm - norm[row]) <= SAME_NORM * norm[row]
+            alike &= abs(norm[held] - norm[row]) <= SAME_NORM * norm[row]
         for error in (errors.rms_error, errors.peak_error):
-            alike &= abs(error - error[row]) <= SAME_NORM * error[row]
-        held = numpy.flatnonzero(alike).tolist()
+            alike &= abs(error[held] - error[row]) <= SAME_NORM * error[row]
+        held = held[alike].tolist()
         if not held or figures["baseline_max"][row] == figures["baseline_min"][row]:
             return None
         made = held[-1]
@@ -285,6 +293,21 @@ class Origins:
             self._opinions.verdict[made] == DIVERGES,
             f"{table.calls.name[int(rows.call[made])]}, which made its numbers in another order, agrees",
         )
+
+    @cached_property
+    def _same_ends(self) -> tuple[Array, list[int], list[int]]:
+        """The rows that calls made, with the same maximum and minimum together; and where those of each row start and end."""
+        rows = self._table.rows
+        code = numpy.zeros(len(rows.slot), dtype=numpy.uint64)
+        for side in ("baseline", "candidate"):
+            for end in ("max", "min"):  # a hash: which of them are equal is asked again
+                code = code * numpy.uint64(0x9E3779B97F4A7C15) + (rows.figures[f"{side}_{end}"] + 0.0).view(
+                    numpy.uint64
+                )
+        made = numpy.flatnonzero(rows.made & self._table.errors.measured)
+        order = made[numpy.argsort(code[made], kind="stable")]
+        first, end = (numpy.searchsorted(code[order], code, side).tolist() for side in ("left", "right"))
+        return order, first, end
 
     def _makers(self, row: int, call: int) -> Iterator[tuple[StepTable, Opinions, int]]:
         table, before = self._table, self._lineage.before

@@ -14,10 +14,10 @@ from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from tensorprobe.errors import RunDamaged
-from tensorprobe.model import Call, Slot
+from tensorprobe.model import Call, Slot, Summary
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import FindingKind
-from tensorprobe.model.reason import Skipped
+from tensorprobe.model.reason import Skipped, Unmeasured, Unrecorded
 from tensorprobe.ops import parameter_names, positional_slot, signature_of
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Segment
@@ -346,3 +346,24 @@ def _short(value: Any) -> str:
         return "a tensor"
     text = repr(value["value"] if isinstance(value, dict) and "value" in value else value)
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def why_not(ours: Slot, theirs: Slot) -> tuple[Unmeasured, str]:
+    """Return why a pair of slots cannot be measured, and the note that says so."""
+    if note := ours.skipped or theirs.skipped:
+        fresh = Unrecorded.of(note) is Unrecorded.UNINITIALISED
+        return Unmeasured.UNINITIALISED if fresh else Unmeasured.UNRECORDED, note
+    why = Unmeasured.UNRECORDED
+    if ours.shape != theirs.shape:
+        why = Unmeasured.SHAPE
+    elif ours.summary is not None and theirs.summary is not None:
+        why = Unmeasured.HIDDEN
+    return why, why.value
+
+
+def are_hidden(ours: Summary, theirs: Summary) -> bool:
+    """Return whether NaN hides every statistic: some tools do not leave NaN out, and then nothing describes the rest."""
+    if ours.nan >= 0 or theirs.nan >= 0:
+        return False
+    pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))
+    return all(one != one or other != other for one, other in pairs)

@@ -8,11 +8,12 @@ once. If a tensor has no recorded values, its statistics are compared, and the c
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice
 
 import numpy
 
@@ -32,6 +33,7 @@ from tensorprobe.pairing.call_pairs import (
     Fact,
     StandIn,
     against,
+    are_hidden,
     call_facts,
     lacking_slots,
     pair_slots,
@@ -39,10 +41,11 @@ from tensorprobe.pairing.call_pairs import (
     read_pairs,
     slot_facts,
     why_alone,
+    why_not,
 )
 from tensorprobe.pairing.regions import Region, meet_again, with_regions
 from tensorprobe.pairing.roles import parameter_of
-from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, are_hidden, stored_alike, why_not
+from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, stored_alike
 from tensorprobe.record.lines import Damage
 from tensorprobe.record.run import Entry, Run, Segment
 
@@ -181,7 +184,8 @@ class _Table:
         self._findings: list[Finding] = []
         self._findings_left_out = 0
         self._found: dict[str, int] = {}
-        self._contents: dict[Hashable, int] = {}
+        self._contents: defaultdict[Hashable, int] = defaultdict(count().__next__)
+        """The number of what a slot holds: the same for equal bytes, wherever they are."""
         self._layouts: dict[Hashable, int] = {None: 0}
         self._forwards: dict[str, int] = {}
         self._rows = RowLists()
@@ -237,13 +241,10 @@ class _Table:
         if not in_step or [slot.name for slot in left] != [slot.name for slot in right]:
             left, right, counts = self._pair_slots(ours, theirs, facts)
         numbers = numpy.repeat(numpy.arange(len(ours)), counts)
-        if [slot.shape for slot in left] != [slot.shape for slot in right] or (
-            [slot.dtype for slot in left] != [slot.dtype for slot in right]
-        ):
+        if not self._rows.add(left, right, numbers + len(self._calls.forward) - len(ours)):
             for number, a, b in zip(numbers.tolist(), left, right, strict=True):
                 if a.shape != b.shape or a.dtype != b.dtype:
                     facts.setdefault(number, []).extend(slot_facts(a, b))
-        self._rows.add(left, right, numbers + len(self._calls.forward) - len(ours))
         self._measure(left, right)
         return counts
 
@@ -285,31 +286,32 @@ class _Table:
         ]
         rows.job += [-1] * len(left)
         rows.note += [""] * len(left)
-        for at, basis in enumerate(rows.basis[start:], start=start):
-            if basis == VALUES:
-                self._hand_over(at, left[at - start], right[at - start])
-            elif basis == DIGEST and mask_values(left[at - start]) and left[at - start].has_data:
-                with suppress(TensorDamaged):  # its statistics hold with the mask, too
-                    rows.job[at] = self._kernel.measure(left[at - start], right[at - start])
-            elif basis == STATISTICS and (left[at - start].sketch or right[at - start].sketch):
-                rows.distances[at] = self._kernel.distance(left[at - start], right[at - start])
+        for at, (basis, a, b) in enumerate(zip(rows.basis[start:], left, right, strict=True), start=start):
+            if basis == STATISTICS:
+                if a.sketch or b.sketch:
+                    rows.distances[at] = self._kernel.distance(a, b)
+            elif basis == VALUES:
+                self._hand_over(at, a, b)
             elif basis == NONE:
-                rows.leave_out(at, *why_not(left[at - start], right[at - start]))
-        rows.content[0].extend(self._content(slot) for slot in left)
-        rows.content[1].extend(self._content(slot) for slot in right)
+                rows.leave_out(at, *why_not(a, b))
+            elif a.has_data and mask_values(a):
+                with suppress(TensorDamaged):  # its statistics hold with the mask, too
+                    rows.job[at] = self._kernel.measure(a, b)
+        for side, slots in enumerate((left, right)):
+            held = [slot.digest or slot.summary or self._place_of(slot) for slot in slots]
+            numbers = self._contents.__getitem__ if None not in held else self._number_of
+            rows.content[side].extend(map(numbers, held))
         rows.layout += [
             0 if a.stride == b.stride else self._layouts.setdefault((a.stride, b.stride), len(self._layouts))
             for a, b in zip(left, right, strict=True)
         ]
 
-    def _content(self, slot: Slot) -> int:
-        """Return the number of what a slot holds: the same for equal bytes, wherever they are."""
-        held: Hashable = slot.digest or slot.summary
-        if held is None:
-            if slot.offset is None:
-                return -1
-            held = (self._pair.step, self._pair.rank, slot.offset)
-        return self._contents.setdefault(held, len(self._contents))
+    def _place_of(self, slot: Slot) -> Hashable:
+        """Return what tells the content of a slot without digest and statistics from others; None if it has no values."""
+        return None if slot.offset is None else (self._pair.step, self._pair.rank, slot.offset)
+
+    def _number_of(self, held: Hashable) -> int:
+        return -1 if held is None else self._contents[held]
 
     def _hand_over(self, at: int, ours: Slot, theirs: Slot) -> None:
         """Let the kernel measure the values of a row, unless another row has the same pair or the values cannot be read."""

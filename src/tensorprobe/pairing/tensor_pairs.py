@@ -15,16 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy
 
 from tensorprobe.errors import TensorDamaged
 from tensorprobe.model import DTYPES, Slot, Summary
 from tensorprobe.model.comparison import FIGURES
 from tensorprobe.model.measured import DIGEST, NONE, SIDES, STATISTICS, UNKNOWN_DTYPE, VALUES, Rows
-from tensorprobe.model.reason import Unmeasured, Unrecorded
+from tensorprobe.model.reason import Unmeasured
 from tensorprobe.numerics.masks import MASK_RATIO, blank_masks, blank_other_masks, mask_values, other_masks
-from tensorprobe.numerics.pairs import RAW, derive, join_pairs, measure_pairs
+from tensorprobe.numerics.pairs import RAW, derive, join_pairs, measure_pairs, table_of
 from tensorprobe.numerics.sketch import estimate_distance, sketch_of
 from tensorprobe.numerics.summary import Moments, join_moments, summarize_batch
 from tensorprobe.record.elements import is_dense, to_numpy
@@ -40,7 +39,7 @@ _WAITING = 4
 _SIDE_CODES = {name: code for code, name in enumerate(SIDES)}
 _DTYPE_CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 _MOMENTS = ("max", "min", "mean", "norm", "nan", "inf")
-_NO_SUMMARY = (float("nan"),) * 4 + (-1, -1)
+_NO_SUMMARY = Summary(*(float("nan"),) * 4, -1, -1)
 _INDICES = ("max_abs_index", "nonfinite_index")
 
 Array = numpy.ndarray[Any, Any]
@@ -322,21 +321,28 @@ class RowLists:
         self._moments: tuple[list[Array], list[Array]] = ([], [])
         self._known: dict[Any, Any] = {}
 
-    def add(self, left: Sequence[Slot], right: Sequence[Slot], calls: Array) -> None:
-        """Add a row for each pair of slots; `calls` holds the number of its call for each."""
+    def add(self, left: Sequence[Slot], right: Sequence[Slot], calls: Array) -> bool:
+        """Add a row for each pair of slots; `calls` holds the number of its call for each. Return whether shapes and dtypes agree."""
         known = self._known.setdefault  # names, dtypes and shapes repeat: keep one object of each
         self._call.append(calls)
-        for row, (one, other) in enumerate(zip(left, right, strict=True), start=len(self.slot)):
-            if one.role and one.role.partition(" ")[0] == other.role.partition(" ")[0]:
-                self._roles[row] = one.role
-        self.slot += [known(slot.name, slot.name) for slot in left]
+        if any(roles := [slot.role for slot in left]):
+            for row, (one, other) in enumerate(zip(roles, right, strict=True), start=len(self.slot)):
+                if one and one.partition(" ")[0] == other.role.partition(" ")[0]:
+                    self._roles[row] = one
+        names = [slot.name for slot in left]
+        self.slot.extend(map(known, names, names))
         self._grad += [slot.grad for slot in left]
-        self._digested += [_same_kind(a.digest, b.digest) for a, b in zip(left, right, strict=True)]
+        digests = [slot.digest for slot in left], [slot.digest for slot in right]
+        self._digested.extend(map(_same_kind, *digests))
+        dtypes = [slot.dtype for slot in left], [slot.dtype for slot in right]
+        shapes = [slot.shape for slot in left], [slot.shape for slot in right]
         for side, slots in enumerate((left, right)):
-            self._dtypes[side].extend([known(slot.dtype, slot.dtype) for slot in slots])
-            self._shapes[side].extend([known(slot.shape, slot.shape) for slot in slots])
-            moments = [_NO_SUMMARY if slot.summary is None else msgspec.structs.astuple(slot.summary) for slot in slots]
-            self._moments[side].append(numpy.array(moments, dtype=numpy.float64).reshape(-1, len(_MOMENTS)))
+            self._dtypes[side].extend(map(known, dtypes[side], dtypes[side]))
+            self._shapes[side].extend(map(known, shapes[side], shapes[side]))
+            self._moments[side].append(
+                table_of([_NO_SUMMARY if (held := slot.summary) is None else held for slot in slots])
+            )
+        return dtypes[0] == dtypes[1] and shapes[0] == shapes[1]
 
     def leave_out(self, row: int, why: Unmeasured, note: str) -> None:
         """Note that a row cannot be measured."""
@@ -465,7 +471,9 @@ def _count_difference(columns: dict[str, Array], name: str) -> Array:
 
 def _same_kind(one: str | None, other: str | None) -> bool:
     """Return whether two digests can be compared: digests of other tools have their kind before a colon."""
-    return one is not None and other is not None and one.rpartition(":")[0] == other.rpartition(":")[0]
+    if one is None or other is None:
+        return False
+    return (":" not in one and ":" not in other) or one.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 def _whole(values: Array) -> Array:
@@ -475,24 +483,3 @@ def _whole(values: Array) -> Array:
 
 def _codes(names: Sequence[str]) -> Array:
     return numpy.array([_DTYPE_CODES.get(name, UNKNOWN_DTYPE) for name in names], dtype=numpy.int16)
-
-
-def why_not(ours: Slot, theirs: Slot) -> tuple[Unmeasured, str]:
-    """Return why a pair of slots cannot be measured, and the note that says so."""
-    if note := ours.skipped or theirs.skipped:
-        fresh = Unrecorded.of(note) is Unrecorded.UNINITIALISED
-        return Unmeasured.UNINITIALISED if fresh else Unmeasured.UNRECORDED, note
-    why = Unmeasured.UNRECORDED
-    if ours.shape != theirs.shape:
-        why = Unmeasured.SHAPE
-    elif ours.summary is not None and theirs.summary is not None:
-        why = Unmeasured.HIDDEN
-    return why, why.value
-
-
-def are_hidden(ours: Summary, theirs: Summary) -> bool:
-    """Return whether NaN hides every statistic: some tools do not leave NaN out, and then nothing describes the rest."""
-    if ours.nan >= 0 or theirs.nan >= 0:
-        return False
-    pairs = ((ours.max, theirs.max), (ours.min, theirs.min), (ours.mean, theirs.mean), (ours.norm, theirs.norm))
-    return all(one != one or other != other for one, other in pairs)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,8 @@ def _all_readers() -> Iterator[Reader]:
 
 @cache
 def _installed_readers() -> tuple[Reader, ...]:
+    from importlib.metadata import entry_points  # takes longer to import than the rest of this module
+
     return tuple(Reader(entry.name, entry.value) for entry in entry_points(group=ENTRY_POINTS))
 
 

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +108,8 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _packages() -> dict[str, str]:
+    from importlib import metadata  # not needed to read a run
+
     found = {}
     for name in _PACKAGES:
         try:
