@@ -33,7 +33,7 @@ setup(
                 *(f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "peak")),
                 *(
                     f"{SOURCE}/_fast_{name}.h"
-                    for name in ("mode", "pack", "record", "roles", "scan", "slots", "stacks", "values")
+                    for name in ("gradients", "mode", "pack", "record", "roles", "scan", "slots", "stacks", "values")
                 ),
             ],
             define_macros=STABLE_ABI,

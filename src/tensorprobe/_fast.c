@@ -331,6 +331,7 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 #include "_fast_stacks.h"
 #include "_fast_values.h"
 #include "_fast_record.h"
+#include "_fast_gradients.h"
 #include "_fast_mode.h"
 
 static int fits(PyObject *number) {
@@ -439,6 +440,7 @@ static PyMethodDef methods[] = {
     {"flatten", (PyCFunction)(void (*)(void))flatten, METH_FASTCALL, "Name the tensors among these values."},
     {"mode_type", mode_type, METH_O, "A subclass of a function mode that handles plain calls in C."},
     {"recording", make_recording, METH_VARARGS, "What recording plain calls needs to know, once for each probe."},
+    {"record_backward", (PyCFunction)(void (*)(void))record_backward, METH_FASTCALL, "Record a backward whose gradients are all here."},
     {"mark", (PyCFunction)(void (*)(void))mark_roles, METH_FASTCALL, "Write the roles of tensors into their slots."},
     {"walker", make_walker, METH_O, "What `walk` needs to know, once for each probe."},
     {"walk", (PyCFunction)(void (*)(void))walk_stack, METH_FASTCALL, "The stack of a frame, as a key."},
@@ -462,8 +464,10 @@ PyMODINIT_FUNC PyInit__fast(void) {
         {&s_dict, "__dict__"}, {&s_recompute, "recompute"}, {&s_modules, "modules"}, {&s_calls, "calls"}, {&s_phase, "phase"},
         {&s_ordinal, "ordinal"}, {&s_outer_stack, "outer_stack"}, {&s_region, "region"}, {&s_out, "out"}, {&s_numbers, "_numbers"},
         {&s_recorded, "recorded"}, {&s_blocks, "blocks"}, {&s_queue, "_queue"}, {&s_microbatch, "microbatch"}, {&s_number, "number"},
-        {&s_ids, "_ids"}, {&s_send, "send"}, {&s_set_aside, "set_aside"}, {&s_tree, "tree"}, {&s_results, "results"}, {&s_edges, "edges"},
+        {&s_ids, "_ids"}, {&s_failure, "failure"}, {&s_closed, "_closed"}, {&s_out_bytes, "_out"},
+        {&s_drain, "_drain"}, {&s_pipe, "_pipe"}, {&s_fd, "fd"}, {&s_last_sent, "last_sent"}, {&s_stay_warm, "_stay_warm"}, {&s_set_aside, "set_aside"}, {&s_tree, "tree"}, {&s_results, "results"}, {&s_edges, "edges"},
         {&s_follow, "follow"}, {&s_learn, "learn"}, {&s_discard, "discard"}, {&s_tool_failed, "tool_failed"}, {&s_class_name, "__name__"},
+        {&s_module, "module"}, {&s_parent, "parent"}, {&s_stack, "stack"}, {&s_thread, "thread"},
         {&s_care, "care"}, {&s_states, "_states"}, {&s_optimizer, "_optimizer"}, {&s_look_outside, "_look_outside"},
         {&s_known_outside, "_known_outside"}, {&s_token, "token"}, {&s_summary, "summary"},
     };

@@ -84,3 +84,14 @@ static int put_unicode(Buffer *b, PyObject *text) {
     put_text(b, utf8, (size_t)n);
     return 0;
 }
+
+/* A mark and a number that is not negative, in decimal digits; how many characters that are. `to` has room for 21. */
+static size_t put_digits(char *to, char mark, int64_t number) {
+    char digits[20];
+    size_t n = 0, used = 0;
+    do digits[n++] = (char)('0' + number % 10);
+    while (number /= 10);
+    to[used++] = mark;
+    while (n) to[used++] = digits[--n];
+    return used;
+}

@@ -4,13 +4,13 @@
  * raised it into our code: `session.tool_failed` tells which.
  */
 static PyObject *s_is_quick, *s_name, *s_mutates, *s_dict, *s_recompute, *s_modules, *s_calls, *s_phase, *s_ordinal, *s_outer_stack, *s_region,
-    *s_out, *s_numbers, *s_recorded, *s_blocks, *s_queue, *s_microbatch, *s_number, *s_ids, *s_send, *s_set_aside, *s_edges,
+    *s_out, *s_numbers, *s_recorded, *s_blocks, *s_queue, *s_microbatch, *s_number, *s_ids, *s_set_aside, *s_failure, *s_closed, *s_out_bytes, *s_drain, *s_pipe, *s_fd, *s_last_sent, *s_stay_warm, *s_edges,
     *s_follow, *s_learn, *s_discard, *s_tool_failed, *s_class_name;
 
 /* Where a call is made. What is borrowed is held by the thread's state or by the session while the call runs. */
 typedef struct {
     PyObject *name, *module, *parent, *phase, *microbatch, *stack, *edges; /* owned */
-    int64_t number, ordinal;
+    int64_t number, ordinal, repeat; /* number -1: the name has it, and the direction */
     int64_t start;
     int handed_over;
     Open open;
@@ -24,6 +24,8 @@ static void drop_call(Call *call) {
     drop_buffer(&call->open.slots);
     drop_buffer(&call->open.tokens);
 }
+
+#define WARM_BYTES (48 << 20) /* as in writer.py */
 
 /* The last entry of a list, as a new reference; NULL without an error where it is empty. */
 static PyObject *last_of(PyObject *list) {
@@ -59,10 +61,11 @@ static int put_event(Buffer *b, const Call *call, PyObject *raised) {
     const char *name = PyUnicode_AsUTF8AndSize(call->name, &n);
     if (name == NULL) return -1;
     const Open *open = &call->open;
-    put_map(b, 2 + (call->module != NULL) + (call->parent != NULL) + (call->stack != NULL) + (call->ordinal != 0) + (call->phase != NULL) +
+    put_map(b, 1 + (open->arguments.used != 0) + (call->repeat != 0) + (call->module != NULL) + (call->parent != NULL) + (call->stack != NULL) + (call->ordinal != 0) + (call->phase != NULL) +
                    (call->microbatch != NULL) + (raised != NULL) + open->has_kwargs + (open->n_slots != 0));
     PUT_KEY(b, "name");
-    const size_t m = (size_t)snprintf(direction, sizeof direction, ".%lld.forward", (long long)call->number);
+    size_t m = call->number < 0 ? 0 : put_digits(direction, '.', call->number);
+    if (m) memcpy(direction + m, ".forward", 8), m += 8;
     if ((size_t)n + m < 32) put_byte(b, 0xa0 | (unsigned)((size_t)n + m));
     else put_wide(b, 0xdb, (size_t)n + m, 4);
     put_bytes(b, name, (size_t)n);
@@ -71,6 +74,7 @@ static int put_event(Buffer *b, const Call *call, PyObject *raised) {
     if (call->parent != NULL) { PUT_KEY(b, "parent"); if (put_unicode(b, call->parent)) return -1; }
     if (call->stack != NULL) { PUT_KEY(b, "stack"); put_number(b, PyLong_AsLongLong(call->stack)); }
     if (call->ordinal != 0) { PUT_KEY(b, "thread"); put_number(b, call->ordinal); }
+    if (call->repeat != 0) { PUT_KEY(b, "repeat"); put_number(b, call->repeat); }
     if (call->phase != NULL) { PUT_KEY(b, "phase"); if (put_unicode(b, call->phase)) return -1; }
     if (call->microbatch != NULL) { PUT_KEY(b, "microbatch"); put_number(b, PyLong_AsLongLong(call->microbatch)); }
     if (raised != NULL) { PUT_KEY(b, "raised"); if (put_unicode(b, raised)) return -1; }
@@ -83,48 +87,94 @@ static int put_event(Buffer *b, const Call *call, PyObject *raised) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Hand the call over to the recorder, with the pieces in the ring that it does not know of yet. */
-static int send_call(Recording *r, Call *call, PyObject *raised) {
-    PyObject *writer = r->parts[R_WRITER], *data = NULL, *pieces = NULL;
-    Buffer event = {0}, frame = {0};
-    int failed = put_event(&event, call, raised);
-    PyObject *queue = failed ? NULL : PyObject_GetAttr(r->parts[R_SINK], s_queue);
-    const int is_queue = queue == NULL ? -1 : PyList_Check(queue) && PyList_Size(queue) > 0;
-    Py_XDECREF(queue);
-    if (is_queue < 0) failed = 1;
-    if (!failed && (is_queue || call->open.waiting != NULL)) { /* statistics on a device are fetched later: it waits in Python */
-        PyObject *bytes = PyBytes_FromStringAndSize((char *)event.bytes, (Py_ssize_t)event.used);
-        PyObject *done = bytes == NULL ? NULL : PyObject_CallMethodObjArgs(r->parts[R_SIDE], s_set_aside, bytes, call->open.waiting == NULL ? Py_None : call->open.waiting, NULL);
+/* `RunWriter.send`, under its lock: -1 on error. From the first line on that changes the writer, the frame is sent. */
+static int send_frame(Recording *r, const Buffer *frame, int *handed_over) {
+    PyObject *writer = r->parts[R_WRITER], *failure = PyObject_GetAttr(writer, s_failure), *unsent = NULL, *data = NULL, *done = NULL;
+    const int closed = failure == NULL ? -1 : failure != Py_None || flag_of(writer, s_closed) == 1;
+    Py_XDECREF(failure);
+    if (closed || PyErr_Occurred()) return closed < 0 || PyErr_Occurred() ? -1 : 0;
+    unsent = PyObject_GetAttr(writer, s_out_bytes);
+    int failed = unsent == NULL;
+    if (!failed && !(PyBytes_Check(unsent) && PyBytes_Size(unsent) == 0)) { /* the program raised an exception into the last one */
+        done = PyObject_CallMethodObjArgs(writer, s_drain, NULL);
         failed = done == NULL;
-        if (!failed) call->handed_over = 1;
-        Py_XDECREF(bytes);
         Py_XDECREF(done);
-    } else if (!failed && !(failed = lock_writer(r))) {
-        pieces = PyObject_GetAttr(writer, s_pieces);
-        failed = pieces == NULL;
-        if (!failed) {
-            put_bytes(&frame, "\0\0\0\0", 4);
-            put_array(&frame, 2);
-            failed = put_pieces(&frame, pieces);
-            put_bytes(&frame, event.bytes, event.used);
-        }
-        if (!failed && (event.failed || frame.failed || call->open.slots.failed || call->open.arguments.failed)) PyErr_NoMemory(), failed = 1;
-        if (!failed) {
-            for (int i = 0; i < 4; i++) frame.bytes[i] = (unsigned char)((frame.used - 4) >> 8 * i);
-            failed = (data = PyBytes_FromStringAndSize((char *)frame.bytes, (Py_ssize_t)frame.used)) == NULL;
-        }
-        if (!failed) {
-            PyObject *done = PyObject_CallMethodObjArgs(writer, s_send, data, NULL);
-            PyObject *left = PyObject_GetAttr(writer, s_pieces); /* what was sent is no longer there, also when the program was heard meanwhile */
-            call->handed_over = left != pieces;
-            Py_XDECREF(left);
+    }
+    Py_XDECREF(unsent);
+    PyObject *pipe = failed ? NULL : PyObject_GetAttr(writer, s_pipe), *number = pipe == NULL ? NULL : PyObject_GetAttr(pipe, s_fd);
+    PyObject *pieces = number == NULL ? NULL : PyList_New(0);
+    failed = pieces == NULL || PyObject_SetAttr(writer, s_pieces, pieces) || PyObject_SetAttr(writer, s_last_sent, Py_None);
+    if (!failed) {
+        const int fd = (int)PyLong_AsLong(number);
+        size_t written = 0;
+        *handed_over = 1;
+#if defined(__unix__) || defined(__APPLE__)
+        ssize_t n;
+        Py_BEGIN_ALLOW_THREADS
+        n = fd < 0 ? -1 : write(fd, frame->bytes, frame->used);
+        Py_END_ALLOW_THREADS
+        if (n > 0) written = (size_t)n;
+#endif
+        if (written < frame->used) { /* a signal, or nobody reads any more: Python knows what to do */
+            data = PyBytes_FromStringAndSize((char *)frame->bytes + written, (Py_ssize_t)(frame->used - written));
+            failed = data == NULL || PyObject_SetAttr(writer, s_out_bytes, data);
+            done = failed ? NULL : PyObject_CallMethodObjArgs(writer, s_drain, NULL);
             failed = done == NULL;
             Py_XDECREF(done);
+            Py_XDECREF(data);
+        }
+    }
+    if (!failed && r->c->state[HEAD] % r->c->ring_size > WARM_BYTES) {
+        done = PyObject_CallMethodObjArgs(writer, s_stay_warm, NULL);
+        failed = done == NULL;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(pieces);
+    Py_XDECREF(number);
+    Py_XDECREF(pipe);
+    return failed ? -1 : 0;
+}
+
+/* Whether the call has to wait in Python: statistics on a device are fetched later. 1 or 0, -1 on error. */
+static int has_to_wait(Recording *r, const Open *open) {
+    PyObject *queue = PyObject_GetAttr(r->parts[R_SINK], s_queue);
+    if (queue == NULL) return -1;
+    const int waits = open->waiting != NULL || (PyList_Check(queue) && PyList_Size(queue) > 0);
+    Py_DECREF(queue);
+    return waits;
+}
+
+/* Hand the call over to the recorder, with the pieces in the ring that it does not know of yet. */
+static int send_call(Recording *r, Call *call, PyObject *raised) {
+    Buffer event = {0}, frame = {0};
+    int failed = put_event(&event, call, raised);
+    const int waits = failed ? -1 : has_to_wait(r, &call->open);
+    if (waits == 1) {
+        PyObject *bytes = PyBytes_FromStringAndSize((char *)event.bytes, (Py_ssize_t)event.used);
+        PyObject *done = bytes == NULL ? NULL : PyObject_CallMethodObjArgs(r->parts[R_SIDE], s_set_aside, bytes, call->open.waiting == NULL ? Py_None : call->open.waiting, NULL);
+        call->handed_over = done != NULL;
+        failed = done == NULL;
+        Py_XDECREF(bytes);
+        Py_XDECREF(done);
+    } else if (waits < 0 || lock_writer(r)) {
+        failed = 1;
+    } else {
+        PyObject *pieces = PyObject_GetAttr(r->parts[R_WRITER], s_pieces);
+        put_bytes(&frame, "\0\0\0\0", 4);
+        put_array(&frame, 2);
+        failed = pieces == NULL || !PyList_Check(pieces) || put_pieces(&frame, pieces);
+        Py_XDECREF(pieces);
+        put_bytes(&frame, event.bytes, event.used);
+        if (event.failed || frame.failed || call->open.slots.failed || call->open.arguments.failed || call->open.tokens.failed) {
+            if (!PyErr_Occurred()) PyErr_NoMemory();
+            failed = 1;
+        }
+        if (!failed) {
+            for (int i = 0; i < 4; i++) frame.bytes[i] = (unsigned char)((frame.used - 4) >> 8 * i);
+            failed = send_frame(r, &frame, &call->handed_over);
         }
         unlock_writer(r);
     }
-    Py_XDECREF(pieces);
-    Py_XDECREF(data);
     drop_buffer(&event);
     drop_buffer(&frame);
     return failed ? -1 : 0;
@@ -254,8 +304,9 @@ static int follow_gradients(Recording *r, Call *call, PyObject *result) {
     PyObject *or_none[] = {call->module, call->parent, call->phase, call->microbatch, call->stack, call->edges};
     for (size_t i = 0; i < sizeof or_none / sizeof *or_none; i++)
         if (or_none[i] == NULL) or_none[i] = Py_None;
-    PyObject *given = Py_BuildValue("(OLOOOOOLOOLO)", call->name, (long long)call->number, or_none[0], or_none[1], or_none[2], or_none[3], or_none[4],
-                                    (long long)call->ordinal, call->open.watched, or_none[5], (long long)call->start, result);
+    PyObject *given = Py_BuildValue("(OLOOOOOLOOLOy#)", call->name, (long long)call->number, or_none[0], or_none[1], or_none[2], or_none[3], or_none[4],
+                                    (long long)call->ordinal, call->open.watched, or_none[5], (long long)call->start, result,
+                                    (char *)call->open.arguments.bytes, (Py_ssize_t)call->open.arguments.used);
     PyObject *done = given == NULL ? NULL : PyObject_CallMethodObjArgs(r->parts[R_SIDE], s_follow, given, NULL);
     Py_XDECREF(given);
     Py_XDECREF(done);

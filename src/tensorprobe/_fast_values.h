@@ -55,7 +55,7 @@ static int put_value(Recording *r, Open *open, PyObject *value, char *path, size
         put_array(b, (size_t)length);
         for (Py_ssize_t i = 0; i < length; i++) {
             PyObject *entry = !list ? PyTuple_GetItem(value, i) : i < PyList_Size(value) ? PyList_GetItem(value, i) : Py_None;
-            const size_t more = (size_t)snprintf(path + n, LONG_PATH - n, ".%lld", (long long)i);
+            const size_t more = put_digits(path + n, '.', i);
             Py_INCREF(entry);
             const int failed = put_value(r, open, entry, path, n + more);
             Py_DECREF(entry);
@@ -67,13 +67,13 @@ static int put_value(Recording *r, Open *open, PyObject *value, char *path, size
 }
 
 static int put_arguments(Recording *r, Open *open, PyObject *args, PyObject *kwargs) {
-    char path[LONG_PATH];
+    char path[LONG_PATH] = "input";
     PyObject *key, *value;
     Py_ssize_t at = 0, n = PyTuple_Size(args);
     PUT_KEY(&open->arguments, "args");
     put_array(&open->arguments, (size_t)n);
     for (Py_ssize_t i = 0; i < n; i++)
-        if (put_value(r, open, PyTuple_GetItem(args, i), path, (size_t)snprintf(path, sizeof path, "input.%lld", (long long)i))) return -1;
+        if (put_value(r, open, PyTuple_GetItem(args, i), path, 5 + put_digits(path + 5, '.', i))) return -1;
     if (kwargs == NULL || PyDict_Size(kwargs) == 0) return 0;
     open->has_kwargs = 1;
     PUT_KEY(&open->arguments, "kwargs");
@@ -91,14 +91,14 @@ static int put_arguments(Recording *r, Open *open, PyObject *args, PyObject *kwa
 
 /* The tensors of a result. Anything but a tensor and a tuple of tensors is for Python. */
 static int put_results(Recording *r, Open *open, PyObject *result) {
-    char path[32];
+    char path[32] = "output";
     PyTypeObject *tensor = (PyTypeObject *)r->c->tensor_type;
     if (PyType_IsSubtype(Py_TYPE(result), tensor)) return put_tensor(r, open, "output.0", 8, result);
     Py_ssize_t n = PyTuple_Check(result) ? PyTuple_Size(result) : -1, tensors = 0;
     while (tensors < n && PyType_IsSubtype(Py_TYPE(PyTuple_GetItem(result, tensors)), tensor)) tensors++;
     if (n >= 0 && tensors == n) {
         for (Py_ssize_t i = 0; i < n; i++)
-            if (put_tensor(r, open, path, (size_t)snprintf(path, sizeof path, "output.%lld", (long long)i), PyTuple_GetItem(result, i))) return -1;
+            if (put_tensor(r, open, path, 6 + put_digits(path + 6, '.', i), PyTuple_GetItem(result, i))) return -1;
         return 0;
     }
     PyObject *found = PyObject_CallMethodObjArgs(r->parts[R_SIDE], s_results, result, NULL);

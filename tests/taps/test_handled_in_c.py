@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tensorprobe import _fast as native
 from tensorprobe import arguments
-from tensorprobe.record import snapshot, writer
+from tensorprobe.record import run_sink, snapshot
 from tensorprobe.taps import function_tap, probe, quick, stacks, training
 from tests.taps.tiny import record
 
@@ -234,7 +234,7 @@ def test_error_of_an_op_comes_from_the_programs_line(tmp_path: Path) -> None:
     assert [call.raised for call in run.calls() if call.op == "Torch.mm" and call.raised] == ["RuntimeError"]
 
 
-@pytest.mark.parametrize(("owner", "method"), [(function_tap.Describing, "_raised"), (writer.RunWriter, "send")])
+@pytest.mark.parametrize(("owner", "method"), [(function_tap.Describing, "_raised"), (run_sink.RunSink, "_queue")])
 def test_exception_raised_while_an_error_is_recorded_has_it_as_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str
 ) -> None:
@@ -248,7 +248,8 @@ def test_exception_raised_while_an_error_is_recorded_has_it_as_context(
         one, other = torch.ones(2), torch.ones(3)
         for by in (one, other):  # on one line: its stack is known the second time
             if by is other:
-                monkeypatch.setattr(owner, method, interrupted)
+                raising = interrupted if owner is function_tap.Describing else property(interrupted)
+                monkeypatch.setattr(owner, method, raising, raising=False)
             with pytest.raises(KeyboardInterrupt) if by is other else nullcontext() as caught:
                 one.mul(by)
         monkeypatch.undo()

@@ -30,6 +30,8 @@ SlotIndices = list[tuple[str, int]]
 """Slots, each with the index of its gradient among those of a node."""
 Take = Callable[[Tensors], list[Any]]
 Found = list[tuple[str, torch.Tensor | None]]
+WholeBackward = Callable[["Watch", Tensors], bool]
+"""Takes and records all gradients of a pass; False where it cannot."""
 
 
 class Watch:
@@ -42,6 +44,7 @@ class Watch:
         "_edges",
         "_emit",
         "_passes",
+        "_record_whole",
         "_refused",
         "_several",
         "_take_inputs",
@@ -52,14 +55,19 @@ class Watch:
     )
 
     def __init__(
-        self, about: Event, step: int, takes: tuple[Take, Take], emit: Callable[[Watch, list[Any]], None]
+        self,
+        about: Event,
+        step: int,
+        takes: tuple[Take, Take],
+        emit: Callable[[Watch, list[Any]], None],
+        record_whole: WholeBackward | None = None,
     ) -> None:
         self.about = about
         self.step = step
         self.roles: dict[str, str] = {}
         """Slot → role, of gradients that belong to parameters."""
         self._take_inputs, self._take_outputs = takes
-        self._emit = emit
+        self._emit, self._record_whole = emit, record_whole
         self._edges = 0
         self._several: dict[str, int] = {}
         self._passes: dict[int, _Pass] = {}
@@ -111,6 +119,17 @@ class Watch:
             (slot, _own_share(kept.pop(slot), gradient, given) if slot in kept else gradient)
             for slot, gradient in found
         ]
+
+    @property
+    def is_recorded_whole(self) -> bool:
+        """Whether gradients that come all at once are recorded in one go: none of them is a part of a sum."""
+        return self._record_whole is not None and not self._several
+
+    def whole(self, inputs: Found, outputs: Found) -> None:
+        """Hand over a pass of the engine whose gradients have come all at once."""
+        before, after = ([(slot, found) for slot, found in side if found is not None] for side in (inputs, outputs))
+        if self._record_whole is None or not self._record_whole(self, before + after):
+            self._emit(self, self._take_inputs(before) + self._take_outputs(after))
 
     def arrived(self, task: int, edges: int) -> None:
         """Count edges whose gradients have arrived. The last one ends the call."""
@@ -266,6 +285,11 @@ def install(watch: Watch, roots: dict[Any, SlotIndices], found: Boundary, guard:
     """
     boundary = found.to_inputs
     watch.expect([slot for places in boundary.values() for slot, _ in places])
+    if len(roots) == len(boundary) == 1 and not found.to_casts and watch.is_recorded_whole:
+        ((node, places),) = roots.items()
+        if _is_simple(node, boundary):
+            node.register_hook(_whole_node(watch, places, boundary[node], guard))
+            return
     for node, places in found.to_casts.items():
         node.register_hook(_before_cast(watch, places, guard))
     for node, places in roots.items():
@@ -280,6 +304,17 @@ def install(watch: Watch, roots: dict[Any, SlotIndices], found: Boundary, guard:
 
 def _is_simple(node: Any, boundary: dict[Any, SlotIndices]) -> bool:
     return node in boundary and not isinstance(node, BackwardCFunction)
+
+
+def _whole_node(watch: Watch, out_places: SlotIndices, in_places: SlotIndices, guard: Guard) -> Callable[..., None]:
+    def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
+        def take(task: int) -> bool:
+            watch.whole(_pick(outputs, out_places), _pick(inputs, in_places))
+            return False
+
+        guard(watch, take)
+
+    return hook
 
 
 def _before_node(watch: Watch, places: SlotIndices, guard: Guard) -> Callable[..., None]:

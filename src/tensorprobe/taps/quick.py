@@ -16,7 +16,16 @@ from tensorprobe.arguments import Tensors, describe, flatten_result
 from tensorprobe.fast import fast
 from tensorprobe.model.event import NO_TOKEN, Event, SlotEvent
 from tensorprobe.model.level import Level
-from tensorprobe.taps.backward import Edges, edges_of
+from tensorprobe.taps.backward import (
+    Boundary,
+    Edges,
+    SlotIndices,
+    Watch,
+    WholeBackward,
+    edges_of,
+    find_boundary,
+    find_roots,
+)
 from tensorprobe.taps.plans import NOT_AN_OP, FunctionPlan
 from tensorprobe.taps.select import Wanted
 from tensorprobe.taps.session import OpenCall, Session
@@ -24,6 +33,7 @@ from tensorprobe.taps.session import OpenCall, Session
 _encode = msgspec.msgpack.Encoder().encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 _ALL = Wanted(True, True)
+_MOST_FORMS = 5000
 
 
 def recording_in_c(session: Session, plans: dict[Any, FunctionPlan]) -> Any:
@@ -43,7 +53,22 @@ def recording_in_c(session: Session, plans: dict[Any, FunctionPlan]) -> Any:
         sink, session.training, session.unwritten, tensor.is_neg, torch_names.is_lazy_clone, torch.is_grad_enabled,
         torch_names.sequence_number, torch_names.function_modes, torch.Size,
     )  # fmt: skip
-    return fast.recording(context, exchange(), parts)
+    recording = fast.recording(context, exchange(), parts)
+    if recording is not None:
+        session.record_whole = _recorder_of_backward(session, recording)
+    return recording
+
+
+def _recorder_of_backward(session: Session, recording: Any) -> WholeBackward:
+    def record(watch: Watch, gradients: Tensors) -> bool:
+        if session.unwritten.blocks:
+            return False
+        repeat = session.repeat(watch.about.name) - 1
+        fast.record_backward(recording, watch.about, repeat, watch.roles, gradients)  # type: ignore[union-attr]
+        session.recorded += 1
+        return True
+
+    return record
 
 
 class Side:
@@ -52,6 +77,8 @@ class Side:
     def __init__(self, session: Session, plans: dict[Any, FunctionPlan]) -> None:
         self._session = session
         self._plans = plans
+        self._places: dict[tuple[Any, ...], SlotIndices] = {}
+        """What belongs to which argument in the only node that a call has made: the same for all calls of that form."""
 
     def care(self, name: str, tensor: torch.Tensor, role: str | None) -> tuple[SlotEvent, bytes]:
         """Take a tensor that is not plain; return its slot and its slot as bytes."""
@@ -90,17 +117,30 @@ class Side:
 
     def follow(self, about: tuple[Any, ...]) -> None:
         """Follow the gradients of a call that was recorded."""
-        op, number, module, parent, phase, microbatch, stack, thread, inputs, edges, start, result = about
+        op, number, module, parent, phase, microbatch, stack, thread, inputs, edges, start, result, form = about
         session = self._session
         with torch_names.no_overrides():
-            edges = edges_of(inputs) if edges is None else edges
-            if edges:
-                name, back = Level.API.call_names(op, number)
-                event = Event(name, Level.API, module or "", parent, None, stack, thread, 0, phase or "", microbatch)
+            name, back = Level.API.call_names(op, number)
+            event = Event(name, Level.API, module or "", parent, None, stack, thread, 0, phase or "", microbatch)
+            call = OpenCall(event, back, _ALL, session.step, inputs, start=start)
+            node = _only_node(result, start) if edges is None else None
+            key = (op, form, type(node), *(slot for slot, _ in inputs))
+            known = None if node is None else self._places.get(key)
+            roots: dict[Any, SlotIndices] = {node: [("input.0", 0)]}
+            if known is not None and len({id(tensor) for _, tensor in inputs}) == len(inputs):
+                boundary = Boundary({node}, {node: known} if known else {}, {})
+            else:
+                call.edges = edges_of(inputs) if edges is None else edges
                 outputs: Tensors = []
                 flatten_result(result, outputs)
-                call = OpenCall(event, back, _ALL, session.step, inputs, edges=edges, start=start)
-                session.watch_backward(call, outputs)
+                roots = find_roots(outputs, start) if call.edges else {}
+                boundary = find_boundary(roots, call.edges, start)
+                if node is not None and roots == {node: [("input.0", 0)]} and len(call.edges) == len(inputs):
+                    if len(self._places) >= _MOST_FORMS:
+                        self._places.clear()
+                    self._places[key] = boundary.to_inputs.get(node, [])
+            if roots:
+                session.watch_nodes(call, roots, boundary)
 
     def learn(self, tokens: list[int], func: Any, plan: FunctionPlan) -> None:
         """The call was a query, not an operation. So are the next ones, unless the function may also change arguments."""
@@ -116,3 +156,12 @@ class Side:
 
     def _drop(self, tokens: list[int]) -> None:
         self._session.sink.drop([SlotEvent("", "", (), token=token) for token in tokens if token != NO_TOKEN])
+
+
+def _only_node(result: Any, start: int) -> Any:
+    """Return the node of a result, if the call that began at `start` has made that one and no other; else None."""
+    if type(result) is not torch.Tensor or torch_names.sequence_number() != start + 1:
+        return None
+    node = torch_names.node_of(result)
+    is_new = node is not None and node._sequence_nr() == start and torch_names.output_number_of(result) == 0
+    return node if is_new else None

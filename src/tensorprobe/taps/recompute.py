@@ -38,7 +38,8 @@ class RecomputeTap:
     def remove(self) -> None:
         """Take the wrappers out."""
         while self._patches:
-            self._patches.pop().remove()
+            self._patches[-1].remove()
+            del self._patches[-1]
 
     @contextlib.contextmanager
     def _repetition(self, first: First | None, *, keeps_graph: bool) -> Iterator[None]:

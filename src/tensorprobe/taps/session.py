@@ -23,7 +23,16 @@ from tensorprobe.model import Coverage, Level
 from tensorprobe.model.event import Event
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.sink import Sink
-from tensorprobe.taps.backward import Edges, Watch, find_boundary, find_roots, install
+from tensorprobe.taps.backward import (
+    Boundary,
+    Edges,
+    SlotIndices,
+    Watch,
+    WholeBackward,
+    find_boundary,
+    find_roots,
+    install,
+)
 from tensorprobe.taps.select import Selection, Wanted, backward_of
 from tensorprobe.taps.stacks import OuterStack, StackBook
 from tensorprobe.taps.training import OPTIMIZER, Training
@@ -133,6 +142,7 @@ class Session:
         self._lock = threading.Lock()
         self.unwritten = Unwritten(self._take_note)
         self.training: Training | None = None
+        self.record_whole: WholeBackward | None = None  # C code that holds this session: `end` lets go of it
         take = self._take
         self.wants_all = selection.everything()
         self._takes = (take if selection.inputs else _take_nothing, take if selection.outputs else _take_nothing)
@@ -297,7 +307,7 @@ class Session:
     ) -> Event:
         if state.ordinal is None:
             self._enter_thread(state)
-        repeat = 0 if recompute is None else self._repeat(name)
+        repeat = 0 if recompute is None else self.repeat(name)
         if origin is not None:
             stack = origin.stack if origin.era is self.era else None
         elif level is Level.ATEN and state.call_stack is not None:
@@ -331,11 +341,10 @@ class Session:
 
     def emit_backward(self, watch: Watch, slots: list[Any]) -> None:
         """Hand over what a watch has seen in one pass of the engine."""
-        about = watch.about
         for slot in slots if watch.roles else ():
             slot.role = watch.roles.get(slot.name, "")
-        event = copy(about)
-        event.repeat, event.slots = self._repeat(about.name) - 1, slots
+        event = copy(watch.about)
+        event.repeat, event.slots = self.repeat(event.name) - 1, slots
         self.emit(event)
 
     def watch_backward(self, call: OpenCall, outputs: Tensors) -> None:
@@ -345,17 +354,18 @@ class Session:
             return
         roots = find_roots(outputs, call.start)
         if roots:
-            boundary = find_boundary(roots, call.edges, call.start)
-            forward = call.event
-            parent = None if forward.parent is None else backward_of(forward.parent)
-            about = Event(
-                call.backward_name, forward.level, forward.module, parent, None, forward.stack, forward.thread
-            )
-            about.phase, about.microbatch = forward.phase, forward.microbatch
-            watch = Watch(about, call.step, self._takes, self.emit_backward)
-            if self.training is not None:
-                watch.roles = call.roles or self.training.gradient_roles(call.inputs)
-            install(watch, roots, boundary, self._in_hook)
+            self.watch_nodes(call, roots, find_boundary(roots, call.edges, call.start))
+
+    def watch_nodes(self, call: OpenCall, roots: dict[Any, SlotIndices], boundary: Boundary) -> None:
+        """Follow the gradients of a call whose nodes are known."""
+        forward = call.event
+        parent = None if forward.parent is None else backward_of(forward.parent)
+        about = Event(call.backward_name, forward.level, forward.module, parent, None, forward.stack, forward.thread)
+        about.phase, about.microbatch = forward.phase, forward.microbatch
+        watch = Watch(about, call.step, self._takes, self.emit_backward, self.record_whole)
+        if self.training is not None:
+            watch.roles = call.roles or self.training.gradient_roles(call.inputs)
+        install(watch, roots, boundary, self._in_hook)
 
     def mark_nodes(self, call: OpenCall, outputs: Tensors) -> None:
         """Store in each node which call it belongs to, for the ATen calls of its backward."""
@@ -450,7 +460,7 @@ class Session:
 
     def end(self) -> None:
         """Record nothing from now on."""
-        self.recording, self.ended = False, True
+        self.recording, self.ended, self.record_whole = False, True, None
 
     def end_step(self, *, whole: bool) -> None:
         """Let the sink finish the step. Its own computations are not recorded."""
@@ -468,12 +478,9 @@ class Session:
         self.filter_out()
         self.sink.drop(event.slots)
 
-    def _repeat(self, name: str) -> int:
-        try:
-            repeat = self._repeats[name] + 1
-        except KeyError:
-            repeat = 1
-        self._repeats[name] = repeat
+    def repeat(self, name: str) -> int:
+        """Count a call of this name in this step, which may come several times; return how many that makes."""
+        repeat = self._repeats[name] = self._repeats.get(name, 0) + 1
         return repeat
 
     def _enter_thread(self, state: ThreadState) -> None:

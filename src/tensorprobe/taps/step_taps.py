@@ -61,7 +61,8 @@ class StepTap:
     def remove(self) -> None:
         """Stop watching."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()  # kept until it is done: the program may raise into it, and then we come again
+            del self._handles[-1]
 
     @property
     def awaits_model(self) -> bool:

@@ -124,7 +124,8 @@ class Training:
     def remove(self) -> None:
         """Stop watching."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()  # kept until it is done: the program may raise into it, and then we come again
+            del self._handles[-1]
         self._end_step()
 
     def begin_microbatch(self) -> None:
