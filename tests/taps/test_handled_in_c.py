@@ -115,7 +115,7 @@ def values(pool: Pool) -> None:
     pool[0].clamp(min=float("-inf"), max=2**40)
     pool[0].sum(dim=(0, -1), dtype=torch.float64)
     torch.full((2, 3), float("nan"), device="cpu")
-    pool[0].reshape(pool[0].shape).view(-1)[1:3].unsqueeze(0)
+    pool[0].contiguous().view(-1)[1:3].unsqueeze(0)
     pool[0].index_put((torch.tensor([0]), torch.tensor([1])), torch.tensor(5.0))
     torch.stack([pool[0], pool[1]], dim=0).unbind(0)
     torch.nn.functional.pad(pool[0], [1, 1], mode="constant", value=True)
