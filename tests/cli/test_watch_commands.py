@@ -66,6 +66,11 @@ def test_without_a_folder_the_next_free_one_is_used(tmp_path: Path, script: Path
     assert run_tool(["overflow", "--", "tensorprobe-overflow-2"], tmp_path).stdout == done.stdout
 
 
+def test_a_run_needs_no_folder_for_findings(tmp_path: Path) -> None:
+    done = run_tool(["overflow", ".", "-o", "found"], tmp_path, code=2)
+    assert "-o is for a command" in done.stderr and "--format html=FILE" in done.stderr
+
+
 def test_a_script_that_is_given_as_a_command_is_explained(tmp_path: Path, script: Path) -> None:
     done = run_tool(["capture", "-o", "run", "--", script.name], tmp_path, code=2)
     assert "To run a script: python train.py" in done.stderr

@@ -44,6 +44,8 @@ def overflow(
     from tensorprobe.watches.overflow.recorded import find_overflow
 
     forms = read_forms(form, as_json, OverflowReport)
+    if out is not None and len(run) == 1 and Path(run[0]).is_dir():
+        raise SettingsError("-o is for a command that is watched. For a run, write the page with --format html=FILE.")
     if out is not None or is_command(run):
         settings = {
             "steps": steps,
