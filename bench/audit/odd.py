@@ -1,4 +1,4 @@
-"""Models of six more families, and more kinds of wrong results, for bench.audit: `--families odd`, `--kinds odd`."""
+"""Models of eight more families, and more kinds of wrong results, for bench.audit: `--families odd`, `--kinds odd`."""
 
 from __future__ import annotations
 
@@ -144,6 +144,38 @@ class Experts(nn.Module):
         return self.norm(x + (weights.unsqueeze(-1) * picked).sum(1))
 
 
+class Cells(nn.Module):
+    """An LSTM cell that is called for each place, a GRU whose last state nobody uses, and a sum of squares `x * x`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.read, self.out = nn.LSTMCell(8, 10), nn.GRU(10, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, memory = (torch.zeros(x.shape[1], 10, dtype=x.dtype) for _ in range(2))
+        states = []
+        for each in x:
+            state, memory = self.cell(each, (state, memory))
+            states.append(state)
+        held, _ = self.read(torch.stack(states))
+        return self.out(held * held) + torch.linalg.vector_norm(memory, dim=-1, keepdim=True)
+
+
+class Siamese(nn.Module):
+    """The same layers see two images; their distance in the plane of frequencies. Autocast casts each weight once for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 12)
+        self.gain = nn.Parameter(torch.randn(12, 7, dtype=torch.complex64) * 0.3)
+
+    def see(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(self.two(F.gelu(self.one(x)).mean((2, 3))).float(), norm="ortho") * self.gain[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.see(x) - self.see(x.flip(-1) * 0.9)).abs()
+
+
 def _make(
     model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None
 ) -> Made:
@@ -165,6 +197,9 @@ ODD: dict[str, Callable[[], Made]] = {
     "diffusion": lambda: _make(Diffusion(), 24, 16),
     "registers": lambda: _make(Registers(), 2, 3, 16, 16),
     "experts": lambda: _make(Experts(), 32, 12),
+    "cells": lambda: _make(Cells(), 5, 4, 8),
+    "siamese": lambda: _make(Siamese(), 3, 3, 6, 6),
+    "siamese autocast": lambda: _make(Siamese(), 3, 3, 6, 6, autocast=BF16),
     "registers bf16": lambda: _make(Registers(), 2, 3, 16, 16, dtype=BF16),
     "unet autocast": lambda: _make(UNet(), 2, 3, 8, 8, autocast=BF16),
     "diffusion fp16": lambda: _make(Diffusion(), 24, 16, dtype=FP16),
