@@ -315,7 +315,7 @@ class _Search:
 
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
-        if content in self._met[node[0]]:
+        if content in self._met[node[0]] and self._maker(node, slot) is not None:  # it is not made later
             return self._met[node[0]][content]
         return None if content is None else self._sides[node[0]].border(content, node[1])
 
