@@ -29,8 +29,9 @@ from tensorprobe.taps.operators import LINEAR_ALGEBRA, OPERATORS, WITH_INDICES, 
 from tensorprobe.taps.override_free import PLAIN_FUNCTIONS, is_overridden, opened_function, original_of
 from tensorprobe.taps.plans import NOT_AN_OP, OUT, UNINITIALISED, WRITTEN_ONLY, FunctionPlan, plan_function
 from tensorprobe.taps.quick import recording_in_c
-from tensorprobe.taps.session import OpenCall, Session, ThreadState
+from tensorprobe.taps.session import OpenCall, Session
 from tensorprobe.taps.sites import call_at, placed
+from tensorprobe.taps.thread_state import ThreadState
 
 _is_compiling, _is_tracing = torch_names.is_compiling, torch_names.is_tracing
 version_of = torch_names.version_of

@@ -22,8 +22,9 @@ from tensorprobe.ops import MOVING_NODES
 from tensorprobe.taps.backward import LEAF, find_roots
 from tensorprobe.taps.function_tap import Describing, Plans
 from tensorprobe.taps.plans import NOT_AN_OP, FunctionPlan
-from tensorprobe.taps.session import Session, ThreadState
+from tensorprobe.taps.session import Session
 from tensorprobe.taps.sites import call_at
+from tensorprobe.taps.thread_state import ThreadState
 
 _Tensor = torch.Tensor
 _sequence_number, _no_overrides, _quiet = torch_names.sequence_number, torch_names.no_overrides, torch_names.quiet

@@ -15,7 +15,8 @@ import torch.utils.checkpoint as checkpoint
 
 from tensorprobe import torch_names
 from tensorprobe.taps.patches import Patch
-from tensorprobe.taps.session import Recompute, Session
+from tensorprobe.taps.session import Session
+from tensorprobe.taps.thread_state import Recompute
 
 First = tuple[dict[str, int], int | None]
 """The next number of each op when a forward was first run, and its micro-batch."""

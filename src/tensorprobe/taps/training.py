@@ -23,7 +23,8 @@ from tensorprobe.model.interrupts import let_through
 from tensorprobe.taps.module_names import ModuleNames, inner_module, parameters_of
 
 if TYPE_CHECKING:
-    from tensorprobe.taps.session import Session, ThreadState
+    from tensorprobe.taps.session import Session
+    from tensorprobe.taps.thread_state import ThreadState
 
 OPTIMIZER = "optimizer"
 GENERATE = "generate"
