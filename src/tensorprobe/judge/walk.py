@@ -197,7 +197,9 @@ class _Walk:
         # A call with other arguments is right on both sides, and the runs differ for all that.
         cleared = proof is not None and not (proof.baseline_wrong or proof.candidate_wrong or proof.random)
         masked = [row for row in rows if row in table.rows.masked and not table.made[row]]
-        cleared = cleared and not (diverging or masked or table.calls.structural[call])
+        forward = table.calls.forward[call]
+        other = table.calls.structural[call] or (forward >= 0 and table.calls.structural[forward])
+        cleared = cleared and not (diverging or masked or other)
         beyond = amplified = seen = False
         for row in outputs:
             if not table.measured[row]:
