@@ -7,6 +7,7 @@ Values are read when `tensor()`, `numpy()` or `buffer()` is called, and never be
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+
+
+def _of_model(name: str) -> Any:
+    """Return a property that gives a field of the model through."""
+    return property(attrgetter(f"model.{name}"))
 
 
 class StoredCall:
@@ -39,54 +45,19 @@ class StoredCall:
     def __repr__(self) -> str:
         return f"<call {self.index} of step {self.step}, rank {self.rank}: {self.name}>"
 
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def op(self) -> str:
-        return self.model.op
-
-    @property
-    def number(self) -> int:
-        return self.model.number
-
-    @property
-    def direction(self) -> Direction:
-        return self.model.direction
-
-    @property
-    def level(self) -> Level:
-        return self.model.level
-
-    @property
-    def module(self) -> str:
-        return self.model.module
-
-    @property
-    def parent(self) -> str | None:
-        return self.model.parent
-
-    @property
-    def origin(self) -> str | None:
-        return self.model.origin
-
-    @property
-    def stack(self) -> int | None:
-        """The id of the stack; `run.stack(call)` gives the stack."""
-        return self.model.stack
-
-    @property
-    def thread(self) -> int:
-        return self.model.thread
-
-    @property
-    def repeat(self) -> int:
-        return self.model.repeat
-
-    @property
-    def raised(self) -> str | None:
-        return self.model.raised
+    name: str = _of_model("name")
+    op: str = _of_model("op")
+    number: int = _of_model("number")
+    direction: Direction = _of_model("direction")
+    level: Level = _of_model("level")
+    module: str = _of_model("module")
+    parent: str | None = _of_model("parent")
+    origin: str | None = _of_model("origin")
+    stack: int | None = _of_model("stack")
+    """The id of the stack; `run.stack(call)` gives the stack."""
+    thread: int = _of_model("thread")
+    repeat: int = _of_model("repeat")
+    raised: str | None = _of_model("raised")
 
     @property
     def args(self) -> ArgumentTree:
@@ -96,13 +67,8 @@ class StoredCall:
     def kwargs(self) -> ArgumentTree:
         return self._arguments(self.model.kwargs)
 
-    @property
-    def phase(self) -> str:
-        return self.model.phase
-
-    @property
-    def microbatch(self) -> int | None:
-        return self.model.microbatch
+    phase: str = _of_model("phase")
+    microbatch: int | None = _of_model("microbatch")
 
     @property
     def slots(self) -> tuple[StoredSlot, ...]:
@@ -144,70 +110,23 @@ class StoredSlot:
     def __repr__(self) -> str:
         return f"<{self.name} of {self.call.name}: {self.dtype} {list(self.shape)}>"
 
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def dtype(self) -> str:
-        return self.model.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.model.shape
-
-    @property
-    def device(self) -> str:
-        return self.model.device
-
-    @property
-    def stride(self) -> tuple[int, ...] | None:
-        return self.model.stride
-
-    @property
-    def grad(self) -> bool:
-        return self.model.grad
-
-    @property
-    def summary(self) -> Summary | None:
-        return self.model.summary
-
-    @property
-    def digest(self) -> str | None:
-        return self.model.digest
-
-    @property
-    def role(self) -> str:
-        return self.model.role
-
-    @property
-    def offset(self) -> int | None:
-        return self.model.offset
-
-    @property
-    def nbytes(self) -> int:
-        return self.model.nbytes
-
-    @property
-    def skipped(self) -> str | None:
-        return self.model.skipped
-
-    @property
-    def written(self) -> tuple[tuple[int, int], ...] | None:
-        """Where elements were written, if the memory was not initialised and is written in part; the others are zero here."""
-        return self.model.written
-
-    @property
-    def side(self) -> Side:
-        return self.model.side
-
-    @property
-    def count(self) -> int:
-        return self.model.count
-
-    @property
-    def has_data(self) -> bool:
-        return self.model.has_data
+    name: str = _of_model("name")
+    dtype: str = _of_model("dtype")
+    shape: tuple[int, ...] = _of_model("shape")
+    device: str = _of_model("device")
+    stride: tuple[int, ...] | None = _of_model("stride")
+    grad: bool = _of_model("grad")
+    summary: Summary | None = _of_model("summary")
+    digest: str | None = _of_model("digest")
+    role: str = _of_model("role")
+    offset: int | None = _of_model("offset")
+    nbytes: int = _of_model("nbytes")
+    skipped: str | None = _of_model("skipped")
+    written: tuple[tuple[int, int], ...] | None = _of_model("written")
+    """Where elements were written, if the memory was not initialised and is written in part; the others are zero here."""
+    side: Side = _of_model("side")
+    count: int = _of_model("count")
+    has_data: bool = _of_model("has_data")
 
     def tensor(self) -> torch.Tensor:
         """Return the values as a CPU tensor on the memory of the file; nothing is copied until you write to it.

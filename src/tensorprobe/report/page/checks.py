@@ -12,6 +12,7 @@ from tensorprobe.model.precheck import Audit, CallCheck, Checked, Precheck
 from tensorprobe.report import audit_text, precheck_text
 from tensorprobe.report.page.data import (
     MOST_ROWS,
+    WORDS,
     CallRow,
     Command,
     First,
@@ -27,8 +28,7 @@ from tensorprobe.text import shell
 
 STATUSES: dict[str, Tone] = {"pass": "good", "skip": "quiet", "fail": "bad"}
 _TONES: dict[str, Tone] = {"PASSED": "good", "FAILED": "bad"}
-_KINDS = {
-    "slot": "word", "side": "word", "dtype": "word", "shape": "word", "verdict": "word", "judged_by": "word", "message": "word",
+_KINDS = WORDS | {
     "measured": "error", "allowed": "error", "relative_l2": "error", "max_abs": "error", "max_rel": "error", "one_minus_cosine": "error",
     "ulp_max": "count", "different": "count", "nonfinite_different": "count", "own": "error",
 }  # fmt: skip

@@ -23,6 +23,8 @@ from tensorprobe.text import printable
 Kind = Literal["compare", "precheck", "audit", "online", "overflow", "run"]
 Tone = Literal["bad", "warn", "good", "quiet"]
 
+WORDS = dict.fromkeys(("slot", "side", "dtype", "shape", "verdict", "judged_by", "message"), "word")
+"""The columns of words that every page of checked tensors has."""
 MOST_ROWS = 100_000
 """Rows in a page, unless it is made with `full`."""
 

@@ -11,6 +11,7 @@ from tensorprobe.model.online import OnlineResult, OnlineRow
 from tensorprobe.model.overflow import Arrival, FirstNonfinite, OverflowReport
 from tensorprobe.report import overflow_text
 from tensorprobe.report.page.data import (
+    WORDS,
     CallRow,
     Command,
     First,
@@ -26,10 +27,7 @@ from tensorprobe.text import counted, shell
 from tensorprobe.version import VERSION
 
 _ONLINE: dict[str, Tone] = {"pass": "good", "fail": "bad"}
-_ONLINE_KINDS = {
-    "slot": "word", "side": "word", "dtype": "word", "shape": "word", "verdict": "word", "judged_by": "word", "message": "word",
-    "measured": "error", "allowed": "error", "relative_l2": "error", "max_abs": "error", "one_minus_cosine": "error",
-}  # fmt: skip
+_ONLINE_KINDS = WORDS | dict.fromkeys(("measured", "allowed", "relative_l2", "max_abs", "one_minus_cosine"), "error")
 _OVERFLOW: dict[str, Tone] = {"near": "warn", "arrival": "bad", "nonfinite": "bad"}
 _OVERFLOW_KINDS = {
     "slot": "word", "side": "word", "dtype": "word", "shape": "word", "message": "word", "nan": "count", "inf": "count", "max": "error",
