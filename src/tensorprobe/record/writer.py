@@ -97,10 +97,10 @@ class RunWriter:
             layout=layout,
             layout_options=layout_options or {},
         )
-        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
         self._size = ring_bytes
-        self._address = self._ring.address
+        self._ring, self._pipe, self._recorder = _start(base, in_process=in_process)
         try:
+            self._address = self._ring.address
             self._populate(min(_WARM_BYTES, ring_bytes))
             self._wait_until_read()
         except BaseException:
