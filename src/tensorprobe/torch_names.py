@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from importlib import import_module
 from operator import or_
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -167,14 +167,19 @@ def frame_callback_setters() -> list[tuple[Any, str]]:
     return [place for place in places if getattr(getattr(*place, None), "__name__", "") == "set_eval_frame"]
 
 
-def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, after telling a torch.compile that cannot trace through it to run its frames as they are."""
+def run_as_is(code: CodeType, action: str = "SKIP") -> None:
+    """Tell torch.compile to run frames of this code as they are, unless it traces them as a part of others."""
     if hasattr(frame_evaluation, "skip_code"):  # until 2.6
-        frame_evaluation.skip_code(function.__code__)
-    elif not COMPILES_THROUGH:
-        skip, default = frame_evaluation._FrameAction.SKIP, frame_evaluation._FrameAction.DEFAULT
-        strategy = frame_evaluation._FrameExecStrategy(skip, default)
-        frame_evaluation.set_code_exec_strategy(function.__code__, strategy)
+        frame_evaluation.skip_code(code)
+    else:
+        actions = frame_evaluation._FrameAction
+        strategy = frame_evaluation._FrameExecStrategy(getattr(actions, action), actions.DEFAULT)
+        frame_evaluation.set_code_exec_strategy(code, strategy)
+
+
+def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile traces through where it can. Otherwise its frames run as they are."""
+    run_as_is(function.__code__, "DEFAULT" if COMPILES_THROUGH else "SKIP")
     return function
 
 
@@ -487,14 +492,3 @@ def replacing_saved(replace: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     """What calls inside keep for their backward goes through `replace` when that backward uses it."""
     with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, replace):
         yield
-
-
-def naming_ops(names: set[str]) -> Any:
-    """Return a context: ops that run inside, below autograd, add their names to `names`: `aten::mul`. Questions do not."""
-
-    def dispatch(_: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not isinstance(result := op(*args, **(kwargs or {})), bool):
-            names.add(str(getattr(op, "_schema", op)).partition("(")[0].partition(".")[0])
-        return result
-
-    return type("Naming", (DispatchMode,), {"__torch_dispatch__": dispatch})()

@@ -161,3 +161,43 @@ def test_calls_that_the_import_of_the_compiler_makes_are_not_recorded(tmp_path: 
     """
     run_python([write_script(tmp_path, script)], tmp_path, cold=True)
     assert [call.op for call in tensorprobe.open_run(tmp_path / "run").calls()] == ["Tensor.mul"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_frames_of_the_tool_are_not_compiled_between_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """Between its graphs a compiled function runs with torch's frame hook on: what a tap does there is not the program's."""
+    from torch._dynamo import convert_frame
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.memory = nn.Linear(4, 4), nn.LSTM(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x)
+            torch._dynamo.graph_break()
+            first = x[0, 0].item()
+            x, _ = self.memory(x)
+            x[0] = first
+            return x.sum()
+
+    compiled = set()
+    original = convert_frame._compile
+
+    def counted(code, *args, **kwargs):
+        if Path(code.co_filename).is_relative_to(Path(tensorprobe.__file__).parent):
+            compiled.add(code.co_name)
+        return original(code, *args, **kwargs)
+
+    torch.manual_seed(0)
+    model = Broken()
+    expected = [model(torch.ones(rows, 4)).item() for rows in (2, 3, 4)]
+    monkeypatch.setattr(convert_frame, "_compile", counted)
+    function = torch.compile(model, backend="eager")
+    with tensorprobe.capture(tmp_path / "run", model=model, level=level):
+        got = [function(torch.ones(rows, 4)).item() for rows in (2, 3, 4)]
+    assert got == expected
+    assert compiled <= {"__call__"}  # the wrapper of nn.Module.__call__, which torch.compile traces through

@@ -151,9 +151,9 @@ class Runs:
         """Return the names of the ops that run inside the call on the device, in these directions."""
         found: dict[Direction, set[str]] = {"forward": set(), "backward": set()}
         try:
-            with torch_names.naming_ops(found["forward"]):
+            with _naming_ops(found["forward"]):
                 replay = self._replay(self._conditions.device, "own")
-            with torch_names.naming_ops(found["backward"]):
+            with _naming_ops(found["backward"]):
                 replay.gradients(self.given)
         except Exception:  # some ops do not run under a mode: then nothing is known
             return []
@@ -408,3 +408,14 @@ def _masked(tensors: Tensors, masks: Tensors) -> Tensors:
 
 def _outputs(replay: Any) -> Tensors:
     return replay.outputs if isinstance(replay, Replay) else {}
+
+
+def _naming_ops(names: set[str]) -> Any:
+    """Return a context: ops that run inside, below autograd, add their names to `names`: `aten::mul`. Questions do not."""
+
+    def dispatch(_: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(result := op(*args, **(kwargs or {})), bool):
+            names.add(str(getattr(op, "_schema", op)).partition("(")[0].partition(".")[0])
+        return result
+
+    return type("Naming", (torch_names.DispatchMode,), {"__torch_dispatch__": dispatch})()

@@ -46,6 +46,7 @@ from tensorprobe.taps.sites import forget_sites
 from tensorprobe.taps.stacks import StackBook
 from tensorprobe.taps.step_taps import RegionTap, StepTap
 from tensorprobe.taps.training import Training
+from tensorprobe.taps.uncompiled import keep_uncompiled
 
 _active: Probe | None = None
 _active_lock = threading.Lock()
@@ -284,6 +285,7 @@ class Probe:
             self._taps.append(CustomFunctionTap(session, describing))
         if rules.regions:
             self._taps.append(RegionTap(session.enter_region))
+        keep_uncompiled()
         for tap in self._taps:
             tap.install()
         self._resume_if_wanted(session)

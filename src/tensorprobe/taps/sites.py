@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tensorprobe import torch_names
+
 _NAME = "<tensorprobe>"
 _MOST_SITES = 100_000
 _sites: dict[tuple[int, int], tuple[CodeType, FunctionType]] = {}
@@ -66,6 +68,7 @@ def _make(frame: FrameType) -> FunctionType:
     code = frame.f_code
     key = id(code), frame.f_lasti
     mine = _call.__code__.replace(co_filename=code.co_filename, co_firstlineno=frame.f_lineno or 1, co_name=_NAME)
+    torch_names.run_as_is(mine)
     call = FunctionType(mine, frame.f_globals)
     if len(_sites) >= _MOST_SITES:
         _sites.clear()

@@ -1,0 +1,50 @@
+"""Keeps torch.compile away from our own frames.
+
+What a compiled function does outside of its graphs, it does with torch's frame hook on: the frames of a tap, which runs then,
+were compiled like those of the program, with warnings, and calls of the program came out wrong. What torch.compile traces
+itself is not affected: it inlines our handlers as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from tensorprobe import torch_names
+
+_PACKAGE = __name__.partition(".")[0]
+_done: set[str] = set()
+
+
+def keep_uncompiled() -> None:
+    """Tell torch to run the frames of every module of ours that was imported, as they are."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{_PACKAGE}.") and isinstance(module, ModuleType) and name not in _done:
+            _done.add(name)
+            for value in list(vars(module).values()):
+                for code in _codes(value, module):
+                    torch_names.run_as_is(code)
+
+
+def _codes(value: Any, module: ModuleType) -> Iterator[CodeType]:
+    """Yield the code of a function, or of the methods of a class, that this module defines."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    value = getattr(value, "__wrapped__", value) if isinstance(value, FunctionType) else value
+    if isinstance(value, FunctionType) and value.__code__.co_filename == module.__file__:
+        yield from _nested(value.__code__)
+    elif isinstance(value, property):
+        for accessor in (value.fget, value.fset):
+            yield from _codes(accessor, module)
+    elif isinstance(value, type) and value.__module__ == module.__name__:
+        for member in list(vars(value).values()):
+            yield from _codes(member, module)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
