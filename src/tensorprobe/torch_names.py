@@ -216,6 +216,8 @@ def _is_importing_compiler() -> bool:
 
 
 is_compiling: Callable[[], bool] = _is_compiling if COMPILES_THROUGH else _is_compiling_here
+_optimizers = import_module("torch.optim.optimizer")
+hooks_of_all_optimizers = (_optimizers._global_optimizer_pre_hooks, _optimizers._global_optimizer_post_hooks)
 CheckpointFrame: Any = need("utils.checkpoint._CheckpointFrame")
 LoaderIterator: Any = need("utils.data.dataloader._BaseDataLoaderIter")
 behaves("torch.distributed.device_mesh", "2.2", "torch.distributed._tensor.device_mesh")

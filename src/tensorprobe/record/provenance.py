@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensorprobe.model.interrupts import ignoring
 from tensorprobe.record.apart import unseen_children
 
 _ENVIRONMENT = re.compile(
@@ -149,11 +150,9 @@ def _autocast() -> str:
 
     on = []
     for device in ("cpu", "cuda", "npu", "xpu", "mps"):
-        try:
+        with ignoring(RuntimeError):  # a device that this torch does not know
             if torch_names.is_autocast_on(device):
                 on.append(device)
-        except RuntimeError:  # a device that this torch does not know
-            continue
     return ", ".join(on) or "off"
 
 
@@ -180,8 +179,8 @@ def _switches() -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, ask in asked.items():
-        try:
+        with ignoring(
+            AttributeError, RuntimeError
+        ):  # no such switch in this torch, or it refuses to mix two ways to set it
             found[name] = ask()
-        except (AttributeError, RuntimeError):  # this torch has no such switch, or refuses to mix two ways to set it
-            continue
     return found

@@ -173,8 +173,8 @@ class RunSink(Sink):
             self._writer.drop(tokens)
 
     def close(self, coverage: Coverage, coordinates: dict[str, int], device: str) -> Coverage | None:
-        """End the run and wait until everything is on disk. Do nothing if `open` did not finish."""
-        if not hasattr(self, "_snapshots"):
+        """End the run and wait until everything is on disk. Do nothing if no recorder was started."""
+        if not hasattr(self, "_writer"):
             return None
         self._writer.close(msgspec.to_builtins(coverage), coordinates, device, self.ended_by)
         part = self._read_part()

@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tensorprobe import torch_names
+
 _MOST_LAYERS = 100
 _standing: list[Patch] = []
 """Patches that are still installed. Each is listed before it is made and until it is removed, as an exception may come between."""
@@ -81,6 +85,28 @@ def _function_of(owner: Any, name: str) -> Any:
     """Return the attribute of this name; of a class method, the function."""
     now = getattr(owner, name, None)
     return getattr(now, "__func__", now)
+
+
+class OptimizerHooks:
+    """Calls `before` and `after` around each step of every optimizer.
+
+    They are removed by what they are, not by handles: an exception may come before a handle is kept.
+    """
+
+    def __init__(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self._before, self._after = before, after
+
+    def install(self) -> None:
+        """Register both."""
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+
+    def remove(self) -> None:
+        """Take both out, wherever they stand. This can be called again if it was interrupted."""
+        for kept in torch_names.hooks_of_all_optimizers:
+            for key, hook in list(kept.items()):
+                if hook is self._before or hook is self._after:
+                    kept.pop(key, None)
 
 
 def remover() -> Callable[[], None]:

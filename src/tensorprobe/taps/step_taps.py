@@ -22,16 +22,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 from torch.utils.data import get_worker_info
 
 from tensorprobe import torch_names
 from tensorprobe.taps.module_names import parameters_of
-from tensorprobe.taps.patches import Patch
+from tensorprobe.taps.patches import OptimizerHooks, Patch
 from tensorprobe.torch_names import LoaderIterator
 
 
@@ -42,7 +38,9 @@ class StepTap:
         self._next_step = next_step
         self._by_optimizer = by_optimizer
         self._marking: weakref.ref[Optimizer] | None = None
-        self._handles: list[Any] = []
+        self._hooks = OptimizerHooks(self._before_step, self._after_step)
+        self._scalers: list[Patch] = []
+        self._watches = False
         self._marked = 0
         self._is_due = self._has_ended = False
         self._trained: set[bool] = set()
@@ -52,22 +50,22 @@ class StepTap:
     def install(self) -> None:
         """Watch all optimizers and scalers."""
         if self._by_optimizer:
-            self._handles = [
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-                *(Patch(scaler, "step", self._wrap_scaler) for scaler in _scalers()),
-            ]
+            self._watches = True
+            self._hooks.install()
+            self._scalers = [Patch(scaler, "step", self._wrap_scaler) for scaler in _scalers()]
 
     def remove(self) -> None:
         """Stop watching."""
-        while self._handles:
-            self._handles[-1].remove()  # kept until it is done: the program may raise into it, and then we come again
-            del self._handles[-1]
+        self._hooks.remove()
+        while self._scalers:
+            self._scalers[-1].remove()  # kept until it is done: the program may raise into it, and then we come again
+            del self._scalers[-1]
+        self._watches = False
 
     @property
     def awaits_model(self) -> bool:
         """Whether `before_model` wants to know of the next call of a module."""
-        return bool(self._handles) and (self._is_due or not self._marked)
+        return self._watches and (self._is_due or not self._marked)
 
     def before_model(self, module: nn.Module) -> None:
         """Begin a step that is due, if this call of an outermost module is training."""
@@ -153,21 +151,19 @@ class RegionTap:
 
     def __init__(self, enter: Callable[[str | None], None]) -> None:
         self._enter = enter
-        self._handles: list[Any] = []
+        self._hooks = OptimizerHooks(lambda *_: enter("optimizer"), lambda *_: enter(None))
+        self._clips: list[Patch] = []
 
     def install(self) -> None:
         """Watch all optimizers, and the functions of torch.nn.utils that clip gradients."""
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
-            register_optimizer_step_post_hook(lambda *_: self._enter(None)),
-            *(Patch(torch.nn.utils, name, self._wrap) for name in ("clip_grad_norm_", "clip_grad_value_")),
-        ]
+        self._hooks.install()
+        self._clips = [Patch(torch.nn.utils, name, self._wrap) for name in ("clip_grad_norm_", "clip_grad_value_")]
 
     def remove(self) -> None:
         """Stop watching."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.remove()
+        for patch in self._clips:
+            patch.remove()
 
     def _wrap(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         @functools.wraps(original)

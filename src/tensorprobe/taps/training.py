@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors
 from tensorprobe.fast import fast
 from tensorprobe.model.interrupts import let_through
 from tensorprobe.taps.module_names import ModuleNames, inner_module, parameters_of
+from tensorprobe.taps.patches import OptimizerHooks
 
 if TYPE_CHECKING:
     from tensorprobe.taps.session import Session
@@ -112,21 +113,16 @@ class Training:
         """The optimizer that steps now."""
         self._states: dict[int, _Owned | _Kept] = {}
         self._states_of: tuple[int, int] | None = None
-        self._handles: list[Any] = []
+        self._hooks = OptimizerHooks(self._before_step, self._after_step)
 
     def install(self) -> None:
         """Watch all optimizers."""
         self.learn_model()
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._hooks.install()
 
     def remove(self) -> None:
         """Stop watching."""
-        while self._handles:
-            self._handles[-1].remove()  # kept until it is done: the program may raise into it, and then we come again
-            del self._handles[-1]
+        self._hooks.remove()
         self._end_step()
 
     def begin_microbatch(self) -> None:

@@ -14,18 +14,18 @@ from typing import Any
 
 from tensorprobe import torch_names
 
-_PACKAGE = __name__.partition(".")[0]
+_PACKAGE = f"{__name__.partition('.')[0]}."
 _done: set[str] = set()
 
 
 def keep_uncompiled() -> None:
     """Tell torch to run the frames of every module of ours that was imported, as they are."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{_PACKAGE}.") and isinstance(module, ModuleType) and name not in _done:
-            _done.add(name)
+    for name in {name for name in list(sys.modules) if name.startswith(_PACKAGE)} - _done:
+        if isinstance(module := sys.modules.get(name), ModuleType):
             for value in list(vars(module).values()):
                 for code in _codes(value, module):
                     torch_names.run_as_is(code)
+        _done.add(name)
 
 
 def _codes(value: Any, module: ModuleType) -> Iterator[CodeType]:
