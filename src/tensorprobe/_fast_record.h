@@ -321,7 +321,10 @@ static int finish_call(Recording *r, Call *call, PyObject *func, PyObject *plan,
         return send_call(r, call, raised) || count_recorded(r) ? -1 : 0;
     }
     if (put_results(r, &call->open, result)) return -1;
-    if (call->open.n_slots == inputs) return let_go(r, call, s_learn, func, plan);
+    if (call->open.n_slots == inputs) { /* an empty list says nothing of the next call: that may return tensors */
+        const int is_empty = (PyTuple_CheckExact(result) || PyList_CheckExact(result)) && PyObject_Size(result) == 0;
+        return is_empty ? let_go(r, call, s_discard, NULL, NULL) : let_go(r, call, s_learn, func, plan);
+    }
     if (send_call(r, call, NULL) || count_recorded(r)) return -1;
     return call->start >= 0 ? follow_gradients(r, call, result) : 0;
 }

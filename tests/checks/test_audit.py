@@ -392,3 +392,12 @@ def test_a_tensor_that_comes_twice_has_one_gradient(tmp_path: Path) -> None:
         (torch.stack((x * x, x, x)).sin() + x @ x.conj()).sum().backward()
     found = {check.op: check.backward for check in audit(tmp_path / "run").checks}
     assert [found[op] for op in ("Tensor.mul", "Torch.stack", "Tensor.matmul")] == ["pass"] * 3, found
+
+
+def test_inputs_with_equal_values_are_not_taken_for_one(tmp_path: Path) -> None:
+    """Only one of them was asked for its gradient."""
+    x, y = (torch.ones(64, requires_grad=True) for _ in range(2))
+    with tensorprobe.capture(tmp_path / "run", in_process=True):
+        torch.autograd.grad(torch.mul(x, y).sum(), x)
+    result = tensorprobe.audit(tmp_path / "run", jobs=0)
+    assert result.exit_code == 0, str(result)

@@ -254,3 +254,14 @@ def test_without_proof_no_torch_is_imported(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_backward_of_a_call_with_another_argument_is_no_noise(tmp_path: Path) -> None:
+    """Its result is zero on both sides, and each side computes its gradient right."""
+    for name, factor in (("a", 1.0), ("b", 1.01)):
+        with tensorprobe.capture(tmp_path / name, in_process=True):
+            x = torch.full((4,), -1.0, requires_grad=True)
+            (torch.relu(x) * factor).sum().backward()
+    result = tensorprobe.compare(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert result.divergence is not None and result.divergence.call == "Tensor.mul.0.backward"

@@ -118,3 +118,9 @@ def test_a_view_in_the_table_is_one_for_torch() -> None:
 def test_traits_of_one_spelling_are_not_inherited() -> None:
     assert ops.has("Tensor.detach", Trait.VIEW)
     assert not ops.traits_of("Tensor.detach_") & _OF_ONE_SPELLING
+
+
+@pytest.mark.parametrize("name", ["Embedding", "Flatten", "Identity", "Anything"])
+def test_no_name_of_a_class_promises_that_nothing_is_computed(name: str) -> None:
+    assert not ops.has(f"Module.layers.0.{name}", Trait.MOVES)
+    assert ops.has(f"Module.layers.0.{name}", Trait.REDUCES)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import tensorprobe
 from tensorprobe.cli.main import app
 from tensorprobe.errors import RunDamaged, TensorprobeError, UnsupportedVersion
+from tensorprobe.record import sealed
 from tensorprobe.record.sealed import seal_run
 from tests.builders.runs import Tensor, call, write
 
@@ -104,3 +105,12 @@ def test_equal_bytes_with_other_strides_are_equal_without_values_too(tmp_path: P
         made = [call("Functional.embedding.0.forward", inputs=[Tensor(tokens, stride=stride)], outputs=[tokens * 1.5])]
         write(tmp_path / name, made, mode="summary")
     assert tensorprobe.compare(tmp_path / "a", tmp_path / "b", policy="bitwise")
+
+
+def test_a_run_that_compresses_far_is_stored_so_that_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "_LEAST_UNPACKED", 100)
+    monkeypatch.setattr(sealed, "_MOST_GROWTH", 2)
+    seal_run(record(tmp_path / "a"), tmp_path / "a.tpz")
+    assert [*tensorprobe.open_run(tmp_path / "a.tpz").calls()]

@@ -248,3 +248,22 @@ def test_gradient_that_a_custom_backward_changes_is_recorded_as_it_came_in(tmp_p
     backward = the_call(run, "Module.Module.backward.0")
     assert value(backward, "input.0").tolist() == [0, 1, 2]
     assert value(backward, "output.0").tolist() == [0, 2, 4]
+
+
+def test_backward_that_never_reaches_the_result_of_a_module_is_recorded(tmp_path: Path) -> None:
+    """An auxiliary loss is computed from the middle of it."""
+
+    class Module(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            middle = torch.relu(a)
+            self.loss = middle.sum()
+            return middle * torch.sigmoid(b)
+
+    module, (a, b) = Module(), (random_sequence(4).requires_grad_() for _ in range(2))
+
+    def action() -> None:
+        module(a, b)
+        module.loss.backward()
+
+    run = record(tmp_path / "run", action, level="module")
+    assert value(the_call(run, "Module.Module.backward.0"), "output.0").shape == (4,)

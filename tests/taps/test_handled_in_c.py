@@ -355,3 +355,8 @@ def test_walker_refuses_what_is_no_stack() -> None:
         native.walk(walker, sys._getframe(), None, b"", fail)
     assert native.walk(walker, None, None, b"", fail) == b""
     assert native.walk(walker, sys._getframe(), None, b"", lambda code: False) == b""
+
+
+def test_an_empty_result_does_not_hide_later_calls(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", lambda: [torch.unbind(torch.ones(rows, 3)) for rows in (2, 0, 3)])
+    assert [len(call.outputs) for call in run.calls() if call.op == "Torch.unbind"] == [2, 3]

@@ -173,7 +173,6 @@ _CLASSES = {
         "linear": "Linear NonDynamicallyQuantizableLinear LazyLinear",
         "bilinear": "Bilinear",
         "conv2d": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
-        "embedding": "Embedding",
         "layer_norm": "LayerNorm",
         "rms_norm": "RMSNorm",
         "group_norm": "GroupNorm",
@@ -187,7 +186,6 @@ _CLASSES = {
         "elu": "ELU CELU SELU",
         "softmax": "Softmax",
         "avg_pool2d": "AvgPool1d AvgPool2d AvgPool3d",
-        "flatten": "Flatten Unflatten Identity",
     }.items()
     for name in names.split()
 }
@@ -253,7 +251,9 @@ def traits_of(op: str) -> Trait:
     """Return the traits of `Functional.conv2d`, `Torch._foreach_add_`, `Aten.mm.default`, `Module.layers.0.Linear`."""
     if has_parts(op):
         known = _CLASSES.get(op.rpartition(".")[2]) if op.startswith("Module.") else None
-        return _OF_MODULES if known is None else _TRAITS[known] | Trait.COMPOSITE
+        if known is None or _TRAITS[known] & Trait.MOVES:  # no name promises that nothing is computed
+            return _OF_MODULES
+        return _TRAITS[known] | Trait.COMPOSITE
     name = short_name(canonical_op(op))
     if is_collective(op):
         moves = name.startswith(_MOVING_COLLECTIVES)

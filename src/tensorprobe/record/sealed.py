@@ -69,12 +69,19 @@ def seal_run(run: Run, path: str | os.PathLike[str], *, root: str | os.PathLike[
         parts=[_part(part) for part in run.parts.values()],
         segments=list(_segments(run, base)),
     )
-    raw = gzip.compress(encode(sealed).encode(), compresslevel=9, mtime=0)
+    document = encode(sealed).encode()
+    raw = gzip.compress(document, compresslevel=9, mtime=0)
+    if len(document) > _most_unpacked(raw):  # a reader would take it for a hostile file
+        raw = gzip.compress(document, compresslevel=0, mtime=0)
     try:
         replace_file(Path(path), raw)
     except OSError as error:
         raise SettingsError(f"cannot write {plain(path)!r}: {error.strerror}.") from None
     return len(raw)
+
+
+def _most_unpacked(raw: bytes) -> int:
+    return max(_LEAST_UNPACKED, _MOST_GROWTH * len(raw))
 
 
 def _part(part: RankPart) -> RankPart:
@@ -158,7 +165,7 @@ def _no_values(slot: Slot) -> bytes:
 
 def _unpack(path: Path, raw: bytes) -> bytes:
     """Return the document. It may be no larger than a file that is read whole, and than records compress to."""
-    most = min(max_read_bytes(), max(_LEAST_UNPACKED, _MOST_GROWTH * len(raw)))
+    most = min(max_read_bytes(), _most_unpacked(raw))
     if not raw.startswith(_GZIP):
         raise RunDamaged(f"'{path}' is not a sealed run: it is not compressed with gzip.")
     unpacking = zlib.decompressobj(wbits=31)

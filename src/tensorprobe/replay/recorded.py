@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -72,16 +73,17 @@ class RecordedRuns(Runs):
         if lacking or not self.device.recorded_gradients:
             what = f"the gradient of {lacking[0]}" if lacking else "its result"
             return [passed_over("backward", f"its backward is not judged: {what} was not recorded")]
-        self.joined = self._joined()
-        for replay in (self.reference, self.own):
-            replay.joined = self.joined
         checked = super().check_backward(recorded)
-        if len(held) > 1 and any(row.result == "fail" for row in checked):
-            return self._with_whole_gradients(recorded, checked)
-        return checked
+        if joined := self._joined():
+            checked = self._better(recorded, checked, joined=joined)
+        # Where one output is computed from another, the second has the gradient of both uses on this device.
+        return self._better(recorded, checked, whole=True) if len(held) > 1 else checked
 
     def _joined(self) -> dict[str, str]:
-        """An input that came twice has one gradient, recorded at its first place: find it for those that have none."""
+        """An input that came twice has one gradient, recorded at its first place: find it for those that have none.
+
+        It is known by its values, which another input may have too.
+        """
         names = [slot.name for slot in self.call.model.slots if slot.grad and slot.name in self.inputs]
         had = [name for name in names if gradient_name(name) in self.device.gradients({})]
         found = {}
@@ -98,19 +100,23 @@ class RecordedRuns(Runs):
         held = {f"output{slot.name[5:]}" for slot in (recorded.inputs if recorded else ())}
         return super()._gradients_of_outputs({name: outputs[name] for name in outputs if name in held}, recorded)
 
-    def _with_whole_gradients(self, recorded: StoredCall, checked: list[Checked]) -> list[Checked]:
-        """Judge again where one output is computed from another: on this device the second has the gradient of both uses."""
-
-        def use(whole: bool) -> None:
-            self.whole = whole
-            self.reference, self.own = self._replay("cpu", self.precision), self._replay("cpu", "own")
-
-        use(True)
+    def _better(self, recorded: StoredCall, checked: list[Checked], **use: Any) -> list[Checked]:
+        """Where gradients fail, judge them again with `use` in the replays. Return what fails less."""
+        failed = sum(row.result == "fail" for row in checked)
+        if not failed:
+            return checked
+        before = {name: getattr(self, name) for name in use}
+        self._use(use)
         again = super().check_backward(recorded)
-        if sum(row.result == "fail" for row in again) < sum(row.result == "fail" for row in checked):
+        if sum(row.result == "fail" for row in again) < failed:
             return again
-        use(False)
+        self._use(before)
         return checked
+
+    def _use(self, what: Mapping[str, Any]) -> None:
+        for name, value in what.items():
+            setattr(self, name, value)
+        self.reference, self.own = self._replay("cpu", self.precision), self._replay("cpu", "own")
 
     def _compare(self, direction: Direction, device: Tensors, reference: Tensors, own: Tensors) -> list[Checked]:
         known = {name: device[name] for name in device if name in reference}

@@ -114,7 +114,10 @@ class Watch:
 
     def without_others(self, task: int, found: Found, given: torch.Tensor | None) -> Found:
         """Return the gradients behind a cast to which `given` came; where other calls share the cast, what this call added."""
-        kept = self._pass(task)[0].own
+        current = self._passes.get(task)
+        if current is None or not current.own:
+            return found
+        kept = current.own
         return [
             (slot, _own_share(kept.pop(slot), gradient, given) if slot in kept else gradient)
             for slot, gradient in found

@@ -313,7 +313,7 @@ class Describing:
                 if plan.mutates and not plan.returns_changed:
                     outputs += self._changed(plan, call, outputs)
                 if not outputs and not (plan.answers and isinstance(result, bool)):
-                    self._learn(func, plan, call)
+                    self._learn(func, plan, call, result)
                     return
                 if (plan.allocates or plan.workspace) and self._record:
                     session.unwritten.allocated(outputs, plan.workspace)
@@ -355,10 +355,12 @@ class Describing:
                 changed.append((f"{prefix}{slot[5:]}", tensor))
         return changed
 
-    def _learn(self, func: Any, plan: FunctionPlan, call: OpenCall) -> None:
-        """Treat further calls of this function as queries, unless it may also change arguments."""
+    def _learn(self, func: Any, plan: FunctionPlan, call: OpenCall, result: Any) -> None:
+        """Treat further calls of this function as queries, unless it may also change arguments, or return tensors next time."""
         self._session.sink.drop(call.event.slots)
-        if not plan.mutates:
+        if type(result) in (tuple, list) and not result:
+            self._session.filter_out()
+        elif not plan.mutates:
             self._plans[func] = NOT_AN_OP
 
     def _raised(self, call: OpenCall, error: BaseException) -> None:

@@ -40,7 +40,7 @@ def find_optimizer_calls(entries: Sequence[Entry]) -> frozenset[str]:
     for entry in entries:
         if forward_name(entry.name):
             since, written, is_after = [], 0, True
-        elif entry.name in with_backward:
+        elif entry.name in with_backward or (is_after and parse_call_name(entry.name).op.startswith("Functional.")):
             found.update(since[:written])
             since, written, is_after = [], 0, False
         elif is_after:
