@@ -58,9 +58,9 @@ def _open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a Path for each of them is slow, after every test
 
 
-def recorders() -> list[int]:
-    """The recorder processes that work for this process. They are not its children."""
-    orders = f'"trainer_pid":{os.getpid()},'.encode()
+def recorders(trainer: int | None = None) -> list[int]:
+    """The recorder processes that work for a process, by default this one. They are not its children."""
+    orders = f'"trainer_pid":{trainer or os.getpid()},'.encode()
     found = []
     for pid in os.listdir("/proc"):  # noqa: PTH208
         with contextlib.suppress(OSError):  # one that has just ended

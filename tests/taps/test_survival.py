@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -65,6 +67,11 @@ def test_run_of_a_killed_process_holds_every_call_that_was_complete(
         victim.send_signal(signal.SIGKILL)
         rest = victim.stdout.read().split()
     assert victim.wait(TIME_LIMIT_S) == -signal.SIGKILL
+    for pid in recorders(victim.pid):  # it writes what it was given, then it ends
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            assert select.select([descriptor], [], [], TIME_LIMIT_S)[0]
+            os.close(descriptor)
     completed = int(rest[-1]) if rest else moment
     run = tensorprobe.open_run(tmp_path / "run")
     assert not run.closed
