@@ -1,8 +1,8 @@
 """Keeps torch.compile away from our own frames.
 
-What a compiled function does outside of its graphs, it does with torch's frame hook on: the frames of a tap, which runs then,
-were compiled like those of the program, with warnings, and calls of the program came out wrong. What torch.compile traces
-itself is not affected: it inlines our handlers as before.
+Between its graphs, a compiled function runs with torch's frame hook on. A tap that runs there would be compiled like the
+program, with warnings, and could change what the program's own calls do. What torch.compile traces itself is not affected:
+it inlines our handlers as before.
 """
 
 from __future__ import annotations
