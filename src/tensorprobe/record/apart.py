@@ -14,6 +14,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from tensorprobe.model.interrupts import let_through
+
 try:
     import fcntl
     import resource
@@ -28,10 +30,10 @@ Identity = tuple[int, int]
 
 
 class OwnFile:
-    """A descriptor that belongs to us. It takes over `fd`, possibly under another number."""
+    """A descriptor that belongs to us. It takes over `fd`, under another number unless told not to `move`."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = _move_up(fd)
+    def __init__(self, fd: int, *, move: bool = True) -> None:
+        self.fd = _move_up(fd) if move else fd
         self._identity = _identity(self.fd)
 
     def close(self) -> None:
@@ -59,7 +61,8 @@ def _move_up(fd: int) -> int:
     highest = _HIGHEST if limit == resource.RLIM_INFINITY else min(limit, _HIGHEST)
     try:
         moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(highest - _ROOM, 3))
-    except OSError:  # all of them are taken
+    except OSError as error:  # all of them are taken
+        let_through(error)
         return fd
     os.close(fd)
     return moved
@@ -68,7 +71,8 @@ def _move_up(fd: int) -> int:
 def _identity(fd: int) -> Identity | None:
     try:
         found = os.fstat(fd)
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return None
     return found.st_dev, found.st_ino
 
@@ -121,7 +125,8 @@ def life_of(pid: int) -> Callable[[], bool]:
         handle = os.pidfd_open(pid)  # not confused by a zombie, nor by a new process with the old number
     except ProcessLookupError:
         return lambda: False
-    except (OSError, AttributeError):  # an old system
+    except (OSError, AttributeError) as error:  # an old system
+        let_through(error)
         return lambda: _exists(pid)
     ended = select.poll()
     ended.register(handle, select.POLLIN)

@@ -13,6 +13,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.record.ring import ALIGNMENT, aligned
 
 BUFFER_BYTES = 8 << 20
@@ -155,6 +156,6 @@ def _open(path: Path, direct: bool) -> tuple[int, bool]:
     if direct and hasattr(os, "O_DIRECT"):
         try:
             return os.open(path, flags | os.O_DIRECT, 0o644), True
-        except OSError:
-            pass  # the file system has no O_DIRECT (tmpfs, some network ones): ordinary writes serve
+        except OSError as error:
+            let_through(error)  # the file system has no O_DIRECT (tmpfs, some network ones): ordinary writes serve
     return os.open(path, flags, 0o644), False

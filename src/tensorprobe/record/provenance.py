@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorprobe.model.interrupts import ignoring
+from tensorprobe.model.interrupts import ignoring, let_through
 from tensorprobe.record.apart import unseen_children
 
 _ENVIRONMENT = re.compile(
@@ -61,7 +61,8 @@ def provenance() -> dict[str, Any]:
 def _folder() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # it was deleted
+    except OSError as error:  # it was deleted
+        let_through(error)
         return ""
 
 
@@ -127,7 +128,8 @@ def _commit() -> dict[str, Any]:
         return (
             {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))} if commit else {}
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        let_through(error)
         return {}
 
 

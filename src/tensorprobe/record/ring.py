@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any, cast
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.record.apart import files_of
 
 ALIGNMENT = 64
@@ -25,7 +26,8 @@ def _find(name: str, result: Any, *arguments: Any) -> Callable[..., int] | None:
     """Return a function of the system; None if there is none."""
     try:
         found = getattr(ctypes.CDLL(None, use_errno=True), name)
-    except (OSError, AttributeError, TypeError):
+    except (OSError, AttributeError, TypeError) as error:
+        let_through(error)
         return None
     found.restype, found.argtypes = result, arguments
     return cast(Callable[..., int], found)

@@ -19,7 +19,7 @@ import msgspec
 
 from tensorprobe.errors import CannotWrite, RunExists
 from tensorprobe.files import replace_file
-from tensorprobe.model.interrupts import ignoring
+from tensorprobe.model.interrupts import ignoring, let_through
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, RankPart
 from tensorprobe.record.step_files import hold
 from tensorprobe.version import VERSION
@@ -56,6 +56,7 @@ def check_writable(run: Path) -> None:
         trial.write_bytes(b"")
         trial.unlink()
     except OSError as error:
+        let_through(error)
         raise CannotWrite(f"cannot write into {str(run)!r}: {error.strerror or error}.") from None
     finally:
         for folder in reversed(made):
@@ -66,7 +67,7 @@ def check_writable(run: Path) -> None:
 def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
     """Put this rank's part in place, not closed, and return it open and locked. Raise RunExists when another process has it.
 
-    The lock is on the part itself and ends with the process that writes it. -1 where there are no locks.
+    The lock is on the part itself and ends with the process that writes it.
     """
     path = run / f"rank{rank}.json"
     part = RankPart(rank=rank, pid=os.getpid(), host=socket.gethostname())
@@ -74,34 +75,42 @@ def _claim(run: Path, rank: int, *, overwrite: bool) -> int:
     new.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
     mine = os.open(new, os.O_RDONLY)
     try:
-        hold(mine)
-        while True:
-            try:
-                os.link(new, path)
-                return mine
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without links
-                if not path.exists():
-                    new.replace(path)
-                    return mine
-            if not overwrite:
-                raise RunExists(_TAKEN.format(str(run), rank))
-            with ignoring(FileNotFoundError):
-                old = os.open(path, os.O_RDONLY)
-                try:
-                    if not hold(old):
-                        raise RunExists(_BUSY.format(str(run), rank))
-                    if os.path.samestat(os.fstat(old), path.stat()):  # else another process has just replaced it
-                        new.replace(path)
-                        return mine
-                finally:
-                    os.close(old)
+        try:
+            hold(mine)
+            _put(new, path, overwrite=overwrite)
+        finally:
+            new.unlink(missing_ok=True)
     except BaseException:
         os.close(mine)
         raise
-    finally:
-        new.unlink(missing_ok=True)
+    return mine
+
+
+def _put(new: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a part its name, where nobody has it or whoever has may be replaced."""
+    run, rank = str(path.parent), int(path.stem.removeprefix("rank"))
+    while True:
+        try:
+            return os.link(new, path)
+        except FileExistsError:
+            pass
+        except OSError as error:  # a file system without links
+            let_through(error)
+            if not path.exists():
+                new.replace(path)
+                return None
+        if not overwrite:
+            raise RunExists(_TAKEN.format(run, rank))
+        with ignoring(FileNotFoundError):
+            old = os.open(path, os.O_RDONLY)
+            try:
+                if not hold(old):
+                    raise RunExists(_BUSY.format(run, rank))
+                if os.path.samestat(os.fstat(old), path.stat()):  # else another process has just replaced it
+                    new.replace(path)
+                    return None
+            finally:
+                os.close(old)
 
 
 _TAKEN = (
@@ -131,24 +140,29 @@ def make_run(
     except RunExists:
         raise
     except OSError as error:
+        let_through(error)
         raise CannotWrite(f"cannot write into {str(run)!r}: {error.strerror or error}.") from None
-    _remove_steps(run, rank)
-    if rank == 0:
-        _remove_ranks_beyond(run, world_size)
-    manifest = Manifest(
-        format=FORMAT_NAME,
-        version=FORMAT_VERSION,
-        tool=VERSION,
-        torch=torch_version,
-        python=platform.python_version(),
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        world_size=world_size,
-        settings=settings,
-        provenance=provenance or {},
-    )
-    path = run / "manifest.json"
-    if rank == 0 or not path.exists():
-        replace_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    try:
+        _remove_steps(run, rank)
+        if rank == 0:
+            _remove_ranks_beyond(run, world_size)
+        manifest = Manifest(
+            format=FORMAT_NAME,
+            version=FORMAT_VERSION,
+            tool=VERSION,
+            torch=torch_version,
+            python=platform.python_version(),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            world_size=world_size,
+            settings=settings,
+            provenance=provenance or {},
+        )
+        path = run / "manifest.json"
+        if rank == 0 or not path.exists():
+            replace_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    except BaseException:
+        os.close(claim)
+        raise
     return claim
 
 

@@ -20,6 +20,7 @@ from tensorprobe.model.event import Event, Frames, SlotEvent
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.model.sink import Needs, Sink, Tensors
 from tensorprobe.numerics.device_summary import fetch_moments
+from tensorprobe.record.apart import OwnFile
 from tensorprobe.record.provenance import provenance
 from tensorprobe.record.run_folder import make_run, refuse_existing
 from tensorprobe.record.snapshot import Snapshots
@@ -89,7 +90,12 @@ class RunSink(Sink):
             provenance=about,
             overwrite=self._overwrite,
         )
-        self._start(rank, world_size, settings, lock=claim)
+        mine = OwnFile(claim, move=False)
+        try:
+            self._start(rank, world_size, settings, lock=claim)
+        except BaseException:
+            mine.close()
+            raise
 
     def _start(self, rank: int, world_size: int, settings: RecordSettings, **layout: Any) -> None:
         self._rank = rank

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tensorprobe.errors import RunDamaged, SettingsError, TensorDamaged, UnsupportedVersion
 from tensorprobe.files import max_read_bytes, read_file, replace_file
 from tensorprobe.model import DTYPES, Call, Manifest, RankPart, Slot, Stack
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.record.foreign import CallList
 from tensorprobe.record.lines import JSON_ERRORS, MAX_NESTING, Damage, nesting_exceeds, reason_of
 from tensorprobe.record.reader import demand_call_name
@@ -76,6 +77,7 @@ def seal_run(run: Run, path: str | os.PathLike[str], *, root: str | os.PathLike[
     try:
         replace_file(Path(path), raw)
     except OSError as error:
+        let_through(error)
         raise SettingsError(f"cannot write {plain(path)!r}: {error.strerror}.") from None
     return len(raw)
 

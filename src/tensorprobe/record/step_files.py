@@ -17,6 +17,7 @@ import msgspec
 
 from tensorprobe.files import Replacement
 from tensorprobe.model.event import NO_TOKEN, Event, SlotEvent
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.model.manifest import Coverage, RankPart
 from tensorprobe.numerics.summary import Moments, json_summary
 from tensorprobe.record.apart import OwnFile
@@ -116,6 +117,7 @@ class StepFiles:
             write_part(self._run, self._open_part(), lock=self._lock)
         except OSError as error:
             self._count(f"rank{self._rank}.json", error)
+            let_through(error)
 
     def _open_part(self) -> RankPart:
         return RankPart(self._rank, self._trainer_pid, socket.gethostname(), ended=self._ended)
@@ -137,6 +139,7 @@ class StepFiles:
             write_all(self._stacks_fd, self._encoder.encode({"id": note.id, "frames": frames}) + b"\n")
         except OSError as error:
             self._count("stacks.jsonl", error)
+            let_through(error)
 
     def flush(self) -> None:
         """Write tensors, then the lines that name them."""
@@ -158,6 +161,7 @@ class StepFiles:
             self._count("calls.jsonl", error)
             self._lost_calls += len(lines)
             self._cut_torn_line()
+            let_through(error)
 
     def finish(self, closing: CloseNote | None, trainer_pid: int) -> RankPart | None:
         """Write everything out; with a closing message also the rank's part, which says that the run is whole."""
@@ -188,6 +192,7 @@ class StepFiles:
             write_part(self._run, part)
         except OSError as error:
             self._count(f"rank{self._rank}.json", error)
+            let_through(error)
             written = written._replace(failures=failures + self._failures)
             part = self._closed_part(trainer_pid, closing, written)
         return part
@@ -215,6 +220,7 @@ class StepFiles:
                 os.lseek(self._calls_fd, self._calls_size, os.SEEK_SET)
             except OSError as error:
                 self._count("calls.jsonl", error)
+                let_through(error)
 
     def _close_step(self) -> None:
         self.flush()
@@ -240,7 +246,8 @@ class StepFiles:
             for name, size in closed.sizes.items():
                 try:
                     found = (closed.folder / name).stat().st_size
-                except OSError:
+                except OSError as error:
+                    let_through(error)
                     found = None
                 if found == size:
                     continue
@@ -324,7 +331,8 @@ def hold(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):
+    except (ImportError, OSError) as error:
+        let_through(error)
         return True
     return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from tensorprobe.model.interrupts import let_through
 from tensorprobe.record.blob_writer import BlobWriter
 
 
@@ -137,6 +138,7 @@ class TensorStore:
             self._close_blob(blob)
             self.confirmed = blob.written_to
             self._bytes_before += blob.written_to
+        let_through(error)
 
     def _close_blob(self, blob: BlobWriter) -> None:
         try:
@@ -144,6 +146,7 @@ class TensorStore:
             self.closed_bytes = blob.written_to
         except OSError as error:
             self._count(error)
+            let_through(error)
 
     def _count(self, error: OSError) -> None:
         self.failures[f"tensors.bin: {error.strerror or error}"] += 1

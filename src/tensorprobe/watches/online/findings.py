@@ -271,6 +271,7 @@ def make_folder(folder: Path, overwrite: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "failures.jsonl").touch()
     except OSError as error:
+        let_through(error)
         raise SettingsError(f"cannot write to out='{folder}': {error.strerror}.") from None
     return folder
 

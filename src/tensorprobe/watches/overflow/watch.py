@@ -273,5 +273,6 @@ def _prepare(out: Path, rank: int, overwrite: bool) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        let_through(error)
         raise SettingsError(f"cannot write to out={str(out)!r}: {error.strerror}.") from None
     return ring_path(out, rank)
