@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,14 @@ def test_of_two_that_begin_together_one_is_refused(tmp_path: Path) -> None:
     os.close(claims[0])
 
 
+def _wait_for(path: Path) -> None:
+    for _ in range(6000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} was not written in a minute")
+
+
 @pytest.mark.parametrize("in_process", [False, True])
 def test_deleted_folder_is_reported(in_process: bool, tmp_path: Path) -> None:
     with pytest.warns(CaptureIncomplete, match=r"was deleted during the run"):  # noqa: SIM117
@@ -99,8 +108,9 @@ def test_deleted_folder_is_reported(in_process: bool, tmp_path: Path) -> None:
                 torch.ones(2) + number
                 probe.step()
                 if number == 2:
-                    shutil.rmtree(tmp_path / "run", ignore_errors=True)
-                    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+                    _wait_for(tmp_path / "run" / "step2" / "rank0" / "calls.jsonl")
+                    while (tmp_path / "run").exists():  # the recorder may write while we remove
+                        shutil.rmtree(tmp_path / "run", ignore_errors=True)
     assert probe.coverage is not None
     assert probe.coverage.failed >= 4
     assert not (tmp_path / "run").exists()
@@ -114,6 +124,7 @@ def test_moved_folder_gets_the_rest(in_process: bool, tmp_path: Path) -> None:
                 torch.ones(2) + number
                 probe.step()
                 if number == 2:
+                    _wait_for(tmp_path / "run" / "step2" / "rank0" / "calls.jsonl")
                     (tmp_path / "run").rename(tmp_path / "moved")
     run = tensorprobe.open_run(tmp_path / "moved")
     assert run.closed

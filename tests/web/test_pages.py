@@ -122,6 +122,7 @@ def test_the_hovered_call_is_named_and_a_brush_filters_what_is_below(page_of: Op
     box = chart.bounding_box()
     for at in range(8, 60):  # the first call that the pointer meets
         page.mouse.move(box["x"] + 58 + at * 3, box["y"] + 95)
+        page.evaluate("() => new Promise(done => setTimeout(done, 20))")  # the page has drawn what the pointer meets
         if page.locator(".tip").count():
             break
     assert "forward" in page.locator(".tip").inner_text()
