@@ -72,6 +72,9 @@ class Watched:
             arg=[text],
         )
 
+    def selects(self, call: str) -> None:
+        until(self.page, "([call]) => document.querySelector('#selected-title')?.innerText.includes(call)", arg=[call])
+
 
 @pytest.fixture
 def watched(browser: Any) -> Iterator[Callable[..., Watched]]:

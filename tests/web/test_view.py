@@ -210,12 +210,12 @@ def test_the_page_asks_for_rows_and_tensors_that_are_not_in_it(
     held = watched(served.url, network=served.url)
     page = held.page
     held.shows("192 of 192")
-    assert "Functional.softmax.1.forward" in page.locator(".rows .active").inner_text()
+    until(page, "() => document.querySelector('.rows .active')?.innerText.includes('Functional.softmax.1.forward')")
+    page.wait_for_selector(".maps canvas")  # what is still loading may move the rows away from under a click
     page.fill("input[type=search]", "gelu.2.forward output.0")
     held.shows("2 of 192")
-    page.locator(".rows .line").first.click()
-    page.wait_for_selector(".maps canvas")
-    assert "Functional.gelu.2.forward" in page.locator("#selected-title").inner_text()
+    page.locator(".rows .line", has_text="gelu.2.forward").first.click()
+    held.selects("Functional.gelu.2.forward")
     page.wait_for_selector(".slices input")
     page.locator(".slices input").first.fill("1")
     page.locator(".slices input").first.press("Enter")
