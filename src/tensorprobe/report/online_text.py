@@ -86,7 +86,8 @@ def _counts(result: OnlineResult) -> list[str]:
         lines.append(f"  {sum(ops.values()):,} not compared, {reason}: {names}{more}")
     if result.first_error:
         lines.append(f"  first error inside the tool: {plain(result.first_error)}")
-    lines += [f"  not seen: {what} ({count:,} times)" for what, count in result.blind_spots.items()]
+    for what, count in result.blind_spots.items():
+        lines.append(f"  not seen: {what}" + (f" ({count:,} times)" if count > 1 else ""))
     if result.healed:
         lines.append(f"  {result.healed:,} results were replaced by the reference's (heal)")
     if result.stopped:

@@ -21,6 +21,7 @@ import tensorprobe
 from tensorprobe.errors import CaptureIncomplete, TrainingStopped
 from tensorprobe.judge.policy import Policy, Rule
 from tensorprobe.model.online import OnlineResult, OnlineRow
+from tensorprobe.report.online_text import render_online
 from tensorprobe.watches.online import findings
 from tensorprobe.watches.online.watch import OnlineWatch
 from tests.watches.online import faulty
@@ -113,6 +114,13 @@ def test_the_report_has_the_answer_first_and_the_next_command_last(found: Found)
     assert f"First: {DOUBLE}.0.forward output.0, step 0" in lines
     assert lines[-1] == f"Next: python {found.result.failures[0].saved}/replay.py"
     assert any(line.startswith(f"{found.result.seen:,} calls seen: ") for line in lines)
+
+
+def test_the_report_counts_what_was_not_seen_more_than_once() -> None:
+    unseen = {"what this torch cannot do": 1, "tracing": 2}
+    result = OnlineResult(reference="cpu-fp64", policy="noise-aware", seen=1, compared=1, blind_spots=unseen)
+    text = render_online(result).splitlines()
+    assert text[-2:] == ["  not seen: what this torch cannot do", "  not seen: tracing (2 times)"]
 
 
 def test_what_is_on_disk_is_the_result(found: Found) -> None:
