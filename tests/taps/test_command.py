@@ -50,6 +50,15 @@ def test_script_is_recorded_without_being_edited(tmp_path: Path) -> None:
         assert "Functional.linear.1.backward" in found
 
 
+@pytest.mark.parametrize("what", ["open(manifest, 'w').write('{')", "os.unlink(manifest), os.mkdir(manifest)"])
+def test_the_exit_code_of_the_command_counts_also_where_its_run_cannot_be_read(what: str, tmp_path: Path) -> None:
+    spoil = f"import atexit, os; manifest = 'run/manifest.json'; atexit.register(lambda: ({what}))\n"
+    script = write_training(tmp_path, end="sys.exit(5)")
+    script.write_text(spoil + script.read_text())
+    done = run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path, code=5)
+    assert "manifest.json" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_command_that_records_nothing_replaces_nothing(tmp_path: Path) -> None:
     script = write_training(tmp_path)
     run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path)

@@ -12,7 +12,8 @@ import typer
 
 from tensorprobe.cli.command import aside, demand_dashes, run_command
 from tensorprobe.cli.options import OUT, option
-from tensorprobe.errors import CommandFailed, SettingsError
+from tensorprobe.errors import CommandFailed, SettingsError, TensorprobeError
+from tensorprobe.files import refusal
 from tensorprobe.settings import one_of
 from tensorprobe.taps.settings import CaptureSettings
 from tensorprobe.text import message, plain, shell
@@ -123,7 +124,14 @@ def _run_repeated(
         place = out.with_name(f"{out.name}-{number + 1}") if number else out
         changed = {"kind": perturb, "number": number} if number and perturb else None
         code, made = run_captured(command, place, settings, perturb=changed, **recording)
-        complete = _report(place, made, command, code, recording["begin"])
+        try:
+            complete = _report(place, made, command, code, recording["begin"])
+        except (OSError, TensorprobeError) as error:
+            if not code:
+                raise
+            said = refusal(error) if isinstance(error, OSError) else error
+            typer.echo(message(f"{type(error).__name__}: {said}"), err=True)
+            complete = False
         if code or not complete:
             return code or 2
     return 0
@@ -169,23 +177,20 @@ def recorded_in(out: Path, since: float = 0.0) -> list[Path]:
 
     With `since`, only what was recorded after that time.
     """
-    from tensorprobe.record.run_folder import attempts, put_training_first
+    from tensorprobe.record.run_folder import attempts
 
-    places = [place for place in (out, *attempts(out)) if (place / "manifest.json").exists()]
-    places = [
+    return [
         place
-        for place in places
-        if any(part.stat().st_mtime >= since for part in place.glob("rank*.json")) or not since
+        for place in (out, *attempts(out))
+        if (place / "manifest.json").exists()
+        and (not since or any(part.stat().st_mtime >= since for part in place.glob("rank*.json")))
     ]
-    for place in places:
-        put_training_first(place)
-    return places
 
 
 def _report(out: Path, places: list[Path], command: list[str], code: int, begin: str) -> bool:
     """Print what was recorded to stderr (stdout belongs to the script); return whether no call failed to be recorded."""
     from tensorprobe.record.reader import open_run
-    from tensorprobe.record.run_folder import note_exit_code
+    from tensorprobe.record.run_folder import note_exit_code, put_training_first
 
     if not places:
         failed = f"{command[0]!r} ended with exit code {code} and recorded nothing into {str(out)!r}.\n"
@@ -200,6 +205,8 @@ def _report(out: Path, places: list[Path], command: list[str], code: int, begin:
             f"{failed}  Either its output above says why, or none of its Python processes called {needed}.\n"
             "  An isolated Python (-I, -E, -S) cannot be captured from outside. In such a script use tensorprobe.capture(...)."
         )
+    for place in places:
+        put_training_first(place)
     note_exit_code(places[-1], code)
     for place in places:
         if place != out:

@@ -296,6 +296,8 @@ class _Finder:
 
     def _record(self, which: str, name: str, settings: dict[str, Any], *, needed: bool = True) -> Any:
         """Return the folder of a recorded execution. None if nothing was recorded and that is no error."""
+        from tensorprobe.record.run_folder import put_training_first
+
         place, command = self._out / name, self._commands[which]
         if name not in self._journal.executions:
             _tell(f"running    {which} into {shell(place)}")
@@ -304,6 +306,8 @@ class _Finder:
             if code == _INTERRUPTED:
                 _tell("Stopped. To continue, run the same command again.")
                 raise typer.Exit(code)
+            for run in made:
+                put_training_first(run)
             if not made and needed:
                 raise CommandFailed(_why(command, code, self._out / f"{name}.log", self._asked["from"]))
             kept = {key: plain(value) for key, value in settings.items() if key != "names"}
