@@ -131,7 +131,7 @@ top_saved_tensor_hooks: Callable[[bool], Any] | None = need(
 # Modes: what sees a call, and how the tool hides its own calls.
 no_overrides: Callable[[], Any] = need("_C.DisableTorchFunction")
 no_overrides_of_classes: Callable[[], Any] = need("_C.DisableTorchFunctionSubclass")
-_no_override: Any = need("_C._disabled_torch_function_impl")
+no_override: Callable[..., Any] = need("_C._disabled_torch_function_impl")
 push_function_mode: Callable[[Any], None] = need("_C._push_on_torch_function_stack")
 pop_function_mode: Callable[[], Any] = need("_C._pop_torch_function_stack")
 function_modes: Callable[[], int] = need("_C._len_torch_function_stack")
@@ -436,7 +436,7 @@ def version_of(tensor: torch.Tensor) -> int:
 def overrides_calls(value: Any) -> bool:
     """Return whether the class of a value takes over the calls that it is an argument of."""
     kind = type(value)
-    return kind not in PLAIN_CLASSES and getattr(kind, "__torch_function__", _no_override) is not _no_override
+    return kind not in PLAIN_CLASSES and getattr(kind, "__torch_function__", no_override) is not no_override
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -275,6 +275,27 @@ def a_replay_that_hangs(root: Path) -> Iterator[Command]:
     yield "audit", root / "a"
 
 
+def hundreds_of_replays_that_hang(root: Path) -> Iterator[Command]:
+    """Besides those of one op, each of another op hangs as well: with what is lost of both, precheck and audit end."""
+    calls = []
+    for number in range(200):
+        hanging = {"inputs": [X], "outputs": [X], "args": [[{"slot": "input.0"}] * (5000 + number)]}
+        calls.append(runs.call(f"Torch.linalg.multi_dot.{number}.forward", **hanging))
+        calls.append(runs.call(f"Torch.chain_matmul.{number}.forward", **{**hanging, "args": hanging["args"][0]}))
+    runs.write(root / "a", [*calls, mm()])
+    yield "precheck", root / "a", "--device", "cpu"
+    yield "audit", root / "a"
+
+
+def replays_that_need_gigabytes_in_between(root: Path) -> Iterator[Command]:
+    """The tensors that come in and go out are small; of which elements to combine is decided by a mask of 10^9."""
+    ten, rows = np.arange(10, dtype=np.float32), np.ones((10, 9), np.float32)
+    call = runs.call("Torch.combinations.0.forward", inputs=[ten], outputs=[rows], args=[{"slot": "input.0"}, 9])
+    runs.write(root / "a", [call, mm()])
+    yield "precheck", root / "a"
+    yield "audit", root / "a"
+
+
 def a_sealed_run_that_unpacks_to_gigabytes(root: Path) -> Iterator[Command]:
     (root / "x.tpz").write_bytes(gzip.compress(b'{"format":"tensorprobe-sealed"' + b" " * (GB // 2 - 100) + b"}", 1))
     yield "inspect", root / "x.tpz"
@@ -303,6 +324,8 @@ CASES: dict[str, Callable[[Path], Iterator[Command]]] = {
         a_tensor_without_elements_of_any_size,
         numbers_beyond_all_limits,
         a_replay_that_hangs,
+        hundreds_of_replays_that_hang,
+        replays_that_need_gigabytes_in_between,
         a_sealed_run_that_unpacks_to_gigabytes,
     )
 }

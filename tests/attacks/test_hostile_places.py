@@ -193,3 +193,40 @@ def test_json_that_is_none_is_an_error_of_ours_at_every_door(kind: str, tmp_path
             continue
         # The lists are not read beyond the keys that they need; a map without lines is a map.
         assert door == "lists" or (door, kind) == ("map", "nothing")
+
+
+BLOCKS = "x\x1b[31m\n::error::x\u202e\x9b\u2066"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_what_was_mistyped_is_repeated_plainly(encoding: str, tmp_path: Path) -> None:
+    """The parsers of options print their errors themselves."""
+    good = runs.write(tmp_path / "good", [relu()])
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    words: list[list[str]] = [
+        [f"-{BLOCKS}"],
+        [BLOCKS],
+        ["compare", "a", "b", f"--{BLOCKS}"],
+        ["inspect", "a", "b", BLOCKS, BLOCKS],
+    ]
+    words += [["compare", "a", "b", f"--limit={BLOCKS}"], ["config", BLOCKS], ["compare", "a", "b", "--steps", BLOCKS]]
+    for command in words:
+        cost = costs.run(*command, env=environment)
+        assert not cost.problems(2), (command, cost.problems(2), cost)
+    for program in ("api_accuracy_checker.run_ut", "api_accuracy_checker.run_ut.run_overflow_check", "msprobe"):
+        for command in ([BLOCKS], [f"--{BLOCKS}"], ["-f", BLOCKS]):
+            cost = costs.run_program([sys.executable, "-m", program, *command], env=environment)
+            assert set(cost.problems(2)) <= {"exit code 2 without an error"}, (program, command, cost)  # usage: …
+    cost = costs.run("compare", good, good, env=environment)
+    assert not cost.problems(0) and cost.out.startswith("AGREES"), cost
+    broken = runs.write(tmp_path / "broken", [relu(outputs=[X + 1])])
+    cost = costs.run("compare", good, broken, env=environment)
+    assert not cost.problems(1) and "max |" in cost.out, cost  # with a sign that not every encoding has
+
+
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+    grow = "import os, sys; os.truncate(1, 4 << 30); sys.exit(3)"
+    command = [sys.executable, "-c", grow, "--vs", sys.executable, "-c", grow]
+    cost = costs.run("find", "-o", tmp_path / "found", "--", *command)
+    assert set(cost.problems(2)) <= {"exit code 2 without an error"}, (cost.problems(2), cost)  # after the plan
+    assert "CommandFailed: " in cost.err and "recorded nothing" in cost.err and len(cost.err) < 5000

@@ -45,6 +45,7 @@ def test_online_watches_a_command(tmp_path: Path, script: Path) -> None:
     assert "agree with the reference" in done.stdout and "in 2 steps" in done.stdout
     done = run_tool(["online", "-o", "found", "--overwrite", "--", sys.executable, script, "fails"], tmp_path, code=5)
     assert "agree with the reference" in done.stdout
+    assert not list(tmp_path.rglob("*.old.*"))
 
 
 @pytest.mark.parametrize("kind", ["overflow", "online"])
@@ -55,8 +56,9 @@ def test_a_folder_with_results_is_refused_before_the_command_runs(tmp_path: Path
     done = run_tool([kind, "-o", "found", "--", "touch", "ran"], tmp_path, code=2)
     assert "holds the results of another watch" in done.stderr and "--overwrite" in done.stderr
     assert not (tmp_path / "ran").exists()
-    done = run_tool([kind, "-o", "found", "--overwrite", "--", "touch", "ran"], tmp_path, code=2)
-    assert "was not watched" in done.stderr and not old.exists()
+    for command in (["touch", "ran"], ["no such command"], [sys.executable, "none.py"]):
+        assert run_tool([kind, "-o", "found", "--overwrite", "--", *command], tmp_path, code=None).returncode
+    assert [path for path in (tmp_path / "found").rglob("*") if path.is_file()] == [old]  # nothing took its place
 
 
 def test_without_a_folder_the_next_free_one_is_used(tmp_path: Path, script: Path) -> None:

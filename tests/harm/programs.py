@@ -36,11 +36,12 @@ WATCHES = (*CAPTURES, "online", "overflow")
 def assert_unharmed(program: Program, folder: Path, *, by: tuple[str, ...] = WATCHES, complete: bool = False) -> None:
     """Run the program alone, then with each watch: what it says, raises, warns of and draws is the same.
 
-    With `complete` no watch may have missed a call.
+    With `complete` no watch may have missed a call. Whoever raises in the end raises KeyError("last").
     """
     _observe(program, lambda *_, **__: nullcontext())  # torch warns of some things once only
     alone = _observe(program, lambda *_, **__: nullcontext())
     alone.pop("incomplete")
+    assert "raised" not in alone or alone["raised"][:2] == ("KeyError", "'last'"), alone["raised"]
     for name in by:
         watched = _observe(program, _watch(name, folder / name))
         missed = watched.pop("incomplete")

@@ -39,22 +39,38 @@ def subclasses_made_by_their_constructor(watch: Watch, say: Say) -> None:
 
     class Named(torch.Tensor):
         @staticmethod
-        def __new__(cls, data: Any, name: str) -> Any:
+        def __new__(cls, data: Any, label: str) -> Any:
             return super().__new__(cls, data)
 
-        def __init__(self, data: Any, name: str) -> None:
-            self.name = name
+        def __init__(self, data: Any, label: str) -> None:
+            self.label = label
 
     constructor = torch.Tensor.__new__
     with watch():
-        say(Plain([1.0, 2.0]), Plain(torch.ones(2)) * 2, Plain(3).shape, Named([1.0], "a").name, torch.Tensor([4.0]))
+        say(Plain([1.0, 2.0]), Plain(torch.ones(2)) * 2, Plain(3).shape, Named([1.0], "a").label, torch.Tensor([4.0]))
         say(torch.Tensor.__new__ is constructor)
+        say(torch.Tensor.__new__(Plain, [3.0]) + 1, torch.Tensor.__new__(torch.Tensor, [4.0]))
         with pytest.raises(TypeError, match="invalid data type"):
             Plain("no data")
         compiled = torch.compile(lambda x: Plain(x).sin(), backend="eager", fullgraph=True)
         say(compiled(torch.ones(2)))
         torch.compiler.reset()
     say(torch.Tensor.__new__ is constructor, "__new__" in vars(torch.Tensor))
+
+
+@program
+def kernels_that_warn(watch: Watch, say: Say) -> None:
+    """Python shows a warning of a line once by default, and counts it in the module; `error` makes it an exception."""
+    mask = torch.ones(3, dtype=torch.uint8)
+    with watch():
+        for action in ("always", "default", "error"):
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            for _ in range(2):
+                try:
+                    say(torch.ones(3)[mask], torch.add(torch.ones(3), 1, out=torch.ones(2)))
+                    say(torch.ones(2, 2).std(0, correction=2))
+                except UserWarning as raised:
+                    say(str(raised))
 
 
 @program

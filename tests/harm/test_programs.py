@@ -677,7 +677,7 @@ def versions_views_and_identity(watch: Watch, say: Say) -> None:
         alive = weakref.ref(branch)
         del branch
         say(alive() is None)
-        say(value.untyped_storage().nbytes(), value.is_shared(), value.names)
+        say(value.untyped_storage().nbytes(), value.is_shared())
 
 
 @program

@@ -50,6 +50,32 @@ def test_script_is_recorded_without_being_edited(tmp_path: Path) -> None:
         assert "Functional.linear.1.backward" in found
 
 
+@pytest.mark.parametrize("what", ["open(manifest, 'w').write('{')", "os.unlink(manifest), os.mkdir(manifest)"])
+def test_the_exit_code_of_the_command_counts_also_where_its_run_cannot_be_read(what: str, tmp_path: Path) -> None:
+    spoil = f"import atexit, os; manifest = 'run/manifest.json'; atexit.register(lambda: ({what}))\n"
+    script = write_training(tmp_path, end="sys.exit(5)")
+    script.write_text(spoil + script.read_text())
+    done = run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path, code=5)
+    assert "manifest.json" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_command_that_records_nothing_replaces_nothing(tmp_path: Path) -> None:
+    script = write_training(tmp_path)
+    run_tool(["capture", "-o", "run", "--", sys.executable, script], tmp_path)
+    other = tmp_path / "run" / "process7"
+    other.mkdir()
+    (other / "manifest.json").touch()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for command in (["no such command"], [sys.executable, "none.py"]):
+        done = run_tool(["capture", "-o", "run", "--overwrite", "--", *command], tmp_path, code=None)
+        assert done.returncode
+        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert "recorded nothing" in done.stderr and "still there" in done.stderr and "coverage" not in done.stderr
+    run_tool(["capture", "-o", "run", "--overwrite", "--", sys.executable, script], tmp_path)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir())[:2] == ["manifest.json", "rank0.json"]
+    assert not other.exists()
+
+
 def test_options_choose_what_is_recorded(tmp_path: Path) -> None:
     script = write_training(tmp_path)
     options = ["--steps", "1-2", "--mode", "summary", "--direction", "forward", "--op", "linear", "--no-stacks"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from tensorprobe.errors import RunDamaged
 from tensorprobe.work import pool
-from tensorprobe.work.pool import Death, Job, Limits, StartFailed, run_in_processes
+from tensorprobe.work.limits import Limits
+from tensorprobe.work.pool import Death, Job, StartFailed, run_in_processes
 
 PROGRAM = """
 import sys; sys.path[:] = {path!r}
@@ -47,6 +49,13 @@ def obey(start, progress):
                 bytearray(1 << 28)
             except MemoryError:
                 return pool.Reply(b"MemoryError")
+        if parcel == b"at most":
+            from tensorprobe.work.limits import at_most
+            try:
+                with at_most(1 << 27):
+                    bytearray(1 << 28)
+            except MemoryError:
+                return pool.Reply(b"MemoryError, then %d" % len(bytearray(1 << 28)))
         if parcel == b"where":
             import tempfile
             return pool.Reply(os.getcwd().encode() + b" " + tempfile.gettempdir().encode())
@@ -73,6 +82,7 @@ def run(
     limit: float | None = None,
     limits: Limits | None = None,
     most_deaths: int | None = None,
+    kinds: Sequence[str] = (),
 ) -> tuple[dict[int, str], Any]:
     """The replies and the deaths, each by the number of its parcel."""
     replies: dict[int, str] = {}
@@ -85,6 +95,7 @@ def run(
         jobs=jobs,
         take=lambda number, content: replies.update({number: content.decode()}),
         died=deaths.append,
+        kinds=kinds,
     )
     return replies, deaths
 
@@ -113,6 +124,23 @@ def test_after_many_deaths_the_rest_is_lost_without_a_process() -> None:
         "ended with exit code 7",
         *["was not begun: 2 before it were lost"] * 2,
     ]
+
+
+def test_a_kind_that_was_lost_twice_is_not_sent_again() -> None:
+    replies, deaths = run(b"die", b"die", b"a", b"die", b"b", most_deaths=4, kinds=["x", "x", "x", "y", "z"])
+    assert sorted(replies) == [4]
+    assert [(death.number, death.how, death.begun) for death in deaths] == [
+        (0, "ended with exit code 7", True),
+        (1, "ended with exit code 7", True),
+        (2, "was not begun: 2 of its kind were lost", False),
+        (3, "ended with exit code 7", True),
+    ]
+
+
+def test_many_replies_earn_another_death() -> None:
+    replies, deaths = run(*[b"a"] * 20, b"die", b"b", b"die", b"c", most_deaths=1)
+    assert sorted(replies) == [*range(20), 21]
+    assert [death.begun for death in deaths] == [True, True, False]
 
 
 def test_a_parcel_that_exceeds_its_limit_is_lost_and_the_rest_goes_on() -> None:
@@ -163,6 +191,10 @@ def test_memory_beyond_the_limit_is_refused_and_the_process_lives() -> None:
     replies, deaths = run(b"grow", b"b", limits=Limits(memory_bytes=1 << 27))
     assert replies[0] == "MemoryError" and replies[1].startswith("b by ") and not deaths
     assert run(b"grow", limits=Limits(memory_bytes=1 << 30))[0][0].startswith("grow by ")
+
+
+def test_one_block_may_have_less_memory_than_the_process() -> None:
+    assert run(b"at most", limits=Limits(memory_bytes=1 << 30))[0][0] == f"MemoryError, then {1 << 28}"
 
 
 def test_a_file_beyond_the_limit_cannot_be_written(tmp_path: Path) -> None:

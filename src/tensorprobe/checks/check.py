@@ -31,7 +31,7 @@ from tensorprobe.replay.collectives import Collectives
 from tensorprobe.replay.functions import CannotReplay, UnknownOp
 from tensorprobe.replay.hard import VARIANTS, Unsuitable, make_variant
 from tensorprobe.replay.inputs import Data
-from tensorprobe.replay.isolation import in_time, read_call
+from tensorprobe.replay.isolation import limited, read_call
 from tensorprobe.replay.once import outsized
 from tensorprobe.replay.randomness import without_dropout
 from tensorprobe.replay.references import use_references
@@ -234,7 +234,7 @@ class Checker:
             return _skipped(task, "reading its record needs more memory than a replay may have (max_replay_bytes)")
         if call.model.args is None and call.model.kwargs is None:
             return _skipped(task, NotReplayed.NO_ARGUMENTS)
-        with in_time(call.model, self._start.time_limit_s) if self._limited else nullcontext():
+        with limited(call.model, self._start.time_limit_s) if self._limited else nullcontext():
             return self._check(task, call, backward)
 
     def _check(self, task: Task, call: StoredCall, backward: StoredCall | None) -> Answer:

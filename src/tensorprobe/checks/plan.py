@@ -96,6 +96,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: Finished
     script: str = ""
     tensors: bytes = b""
+    begun: bool = True
+    """False for a call that was given up: whoever resumes tries it."""
 
 
 class Planned(msgspec.Struct, frozen=True):

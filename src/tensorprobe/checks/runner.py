@@ -234,7 +234,8 @@ def _check_rest(
 
     def take(position: int, content: bytes) -> None:
         answer = msgspec.msgpack.decode(content, type=Answer)
-        outcomes[rest[position][0]] = answer.finished if output is None else output.keep(answer)
+        kept = answer.finished if output is None or not answer.begun else output.keep(answer)
+        outcomes[rest[position][0]] = kept
         if progress is not None:
             progress(len(outcomes), len(plan.checks))
         if asked.budget is not None and time.monotonic() - started > asked.budget:
@@ -279,8 +280,10 @@ class _Chunk(msgspec.Struct, frozen=True):
     def lost(self, task: Task, death: Death) -> bytes:
         """Return the outcome of a call whose process died. In an audit it is the replay that died: the call itself did not."""
         text = f"the process {death.how}" + (f": {death.last_line}" if death.last_line else "")
-        check = task.without_figures("skip" if death.bug or self.start.recorded else "fail", text)
-        return pack(Answer(finished=Finished(check=check, trouble=death.bug)))
+        skipped = death.bug or self.start.recorded or not death.begun
+        text += "" if death.begun else "; --calls NAME runs it"
+        check = task.without_figures("skip" if skipped else "fail", text)
+        return pack(Answer(finished=Finished(check=check, trouble=death.bug), begun=death.begun))
 
 
 def _check_in_processes(
@@ -297,14 +300,15 @@ def _check_in_processes(
         device=device,
         time_limit_s=chunk.start.time_limit_s,
         most_bytes=chunk.start.max_replay_bytes,
-        evidence=False,
     )
 
     def died(death: Death) -> None:
         take(death.number, chunk.lost(tasks[death.number], death))
 
     try:
-        run_in_processes(job, [pack(task) for task in tasks], jobs=jobs, take=take, died=died, begin=begin)
+        kinds = [task.call.name.rsplit(".", 2)[0] for task in tasks]
+        parcels = [pack(task) for task in tasks]
+        run_in_processes(job, parcels, jobs=jobs, take=take, died=died, begin=begin, kinds=kinds)
     except StartFailed as failed:
         raise DeviceUnavailable(f"no process could begin on device {device!r}: it {failed}") from None
     except DeviceUnavailable as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import IO, Any
 
 import typer
 
-from tensorprobe.cli.command import demand_dashes, run_command
+from tensorprobe.cli.command import aside, demand_dashes, run_command
 from tensorprobe.cli.options import OUT, option
-from tensorprobe.errors import CommandFailed, SettingsError
+from tensorprobe.errors import CommandFailed, SettingsError, TensorprobeError
+from tensorprobe.files import refusal
 from tensorprobe.settings import one_of
 from tensorprobe.taps.settings import CaptureSettings
 from tensorprobe.text import message, plain, shell
@@ -123,8 +123,15 @@ def _run_repeated(
     for number in range(repeat):
         place = out.with_name(f"{out.name}-{number + 1}") if number else out
         changed = {"kind": perturb, "number": number} if number and perturb else None
-        code = run_captured(command, place, settings, perturb=changed, **recording)
-        complete = _report(place, command, code, recording["begin"])
+        code, made = run_captured(command, place, settings, perturb=changed, **recording)
+        try:
+            complete = _report(place, made, command, code, recording["begin"])
+        except (OSError, TensorprobeError) as error:
+            if not code:
+                raise
+            said = refusal(error) if isinstance(error, OSError) else error
+            typer.echo(message(f"{type(error).__name__}: {said}"), err=True)
+            complete = False
         if code or not complete:
             return code or 2
     return 0
@@ -140,44 +147,55 @@ def run_captured(
     steps_by: str = "optimizer",
     perturb: dict[str, Any] | None = None,
     log: IO[bytes] | None = None,
-) -> int:
-    """Run a command and record it; return its exit code. What it prints goes to `log`, if there is one."""
+) -> tuple[int, list[Path]]:
+    """Run a command and record it; return its exit code and what it recorded. What it prints goes to `log`, if there is one.
+
+    If it records nothing, what was there before stays.
+    """
     from tensorprobe.record.run_folder import attempts, check_writable, other_places, refuse_existing
 
     CaptureSettings.of(**settings)
     refuse_existing(out, 0, overwrite=overwrite)
     check_writable(out.absolute())
-    for place in (*other_places(out), *attempts(out)):
-        shutil.rmtree(place)
+    started = time.time() - _TICK_S
     orders = {
         "out": str(out.absolute()),
         "overwrite": overwrite,
         "from": begin,
-        "started": time.time() - _TICK_S,
+        "started": started,
         "perturb": perturb,
         "settings": {"steps_by": steps_by, **settings},
     }
-    return run_command(command, {_HOOK: json.dumps(orders)}, log)
+    with aside([*other_places(out), *attempts(out)], unless=lambda: bool(recorded_in(out, started))):
+        code = run_command(command, {_HOOK: json.dumps(orders)}, log)
+        made = recorded_in(out, started)
+    return code, made
 
 
-def recorded_in(out: Path) -> list[Path]:
-    """Return the runs that a command left there: one, and one for each time that its processes were started again."""
-    from tensorprobe.record.run_folder import attempts, put_training_first
+def recorded_in(out: Path, since: float = 0.0) -> list[Path]:
+    """Return the runs that a command left there: one, and one for each time that its processes were started again.
 
-    places = [place for place in (out, *attempts(out)) if (place / "manifest.json").exists()]
-    for place in places:
-        put_training_first(place)
-    return places
+    With `since`, only what was recorded after that time.
+    """
+    from tensorprobe.record.run_folder import attempts
+
+    return [
+        place
+        for place in (out, *attempts(out))
+        if (place / "manifest.json").exists()
+        and (not since or any(part.stat().st_mtime >= since for part in place.glob("rank*.json")))
+    ]
 
 
-def _report(out: Path, command: list[str], code: int, begin: str) -> bool:
+def _report(out: Path, places: list[Path], command: list[str], code: int, begin: str) -> bool:
     """Print what was recorded to stderr (stdout belongs to the script); return whether no call failed to be recorded."""
     from tensorprobe.record.reader import open_run
-    from tensorprobe.record.run_folder import note_exit_code
+    from tensorprobe.record.run_folder import note_exit_code, put_training_first
 
-    places = recorded_in(out)
     if not places:
         failed = f"{command[0]!r} ended with exit code {code} and recorded nothing into {str(out)!r}.\n"
+        if recorded_in(out):
+            failed += "  The run that it held before is still there.\n"
         if code:
             why = "If it failed before its first call of a torch module, its own output says why."
             typer.echo(message(f"{failed}  {why}"), err=True)
@@ -187,6 +205,8 @@ def _report(out: Path, command: list[str], code: int, begin: str) -> bool:
             f"{failed}  Either its output above says why, or none of its Python processes called {needed}.\n"
             "  An isolated Python (-I, -E, -S) cannot be captured from outside. In such a script use tensorprobe.capture(...)."
         )
+    for place in places:
+        put_training_first(place)
     note_exit_code(places[-1], code)
     for place in places:
         if place != out:

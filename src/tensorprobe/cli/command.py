@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -49,6 +50,23 @@ def run_command(command: list[str], hooks: Mapping[str, str], log: IO[bytes] | N
             continue  # the command got it too; it decides when to end
 
 
+@contextmanager
+def aside(old: Iterable[Path], *, unless: Callable[[], bool]) -> Iterator[None]:
+    """Put files and folders out of the way. After the block they are back, or deleted if `unless` says so: there are new ones."""
+    moved = [(path, path.rename(path.with_name(f".rank.old.{path.name}"))) for path in old]
+    try:
+        yield
+    finally:
+        replaced = unless()
+        for path, kept in moved:
+            if not replaced:
+                kept.rename(path)
+            elif kept.is_dir():
+                shutil.rmtree(kept)
+            else:
+                kept.unlink()
+
+
 _RESULTS = {"online": "rank*/online.json", "overflow": "overflow.rank*.json"}
 
 
@@ -75,11 +93,11 @@ def watch_command(kind: str, command: list[str], out: Path | None, settings: dic
             "  Choose another folder, or pass --overwrite to replace them."
         )
     check_writable(out.absolute())
-    for path in old:
-        path.unlink()
     orders = {"kind": kind, "settings": {"out": str(out.absolute()), **settings}}
-    code = run_command(command, {HOOK: json.dumps(orders)})
-    if any(out.glob(_RESULTS[kind])):
+    with aside(old, unless=lambda: any(out.glob(_RESULTS[kind]))):
+        code = run_command(command, {HOOK: json.dumps(orders)})
+        watched = any(out.glob(_RESULTS[kind]))
+    if watched:
         return code, out
     if code:
         raise typer.Exit(code)

@@ -6,6 +6,7 @@ commands and the stages that are done: the same command again continues where it
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ _ROUNDS = 3
 """How many steps are recorded with values, one after the other, while what seemed to diverge turns out to be rounding."""
 _VALUE_RUNS = 4
 """Two with values of calls, two with values of the ATen calls inside one of them: they share the bytes."""
-_TAIL = 5
+_TAIL, _TAIL_BYTES = 5, 4096
 _INTERRUPTED = 130
 
 
@@ -295,15 +296,19 @@ class _Finder:
 
     def _record(self, which: str, name: str, settings: dict[str, Any], *, needed: bool = True) -> Any:
         """Return the folder of a recorded execution. None if nothing was recorded and that is no error."""
+        from tensorprobe.record.run_folder import put_training_first
+
         place, command = self._out / name, self._commands[which]
         if name not in self._journal.executions:
             _tell(f"running    {which} into {shell(place)}")
             with (self._out / f"{name}.log").open("wb") as log:
-                code = run_captured(command, place, settings, begin=self._asked["from"], overwrite=True, log=log)
+                code, made = run_captured(command, place, settings, begin=self._asked["from"], overwrite=True, log=log)
             if code == _INTERRUPTED:
                 _tell("Stopped. To continue, run the same command again.")
                 raise typer.Exit(code)
-            if not recorded_in(place) and needed:
+            for run in made:
+                put_training_first(run)
+            if not made and needed:
                 raise CommandFailed(_why(command, code, self._out / f"{name}.log", self._asked["from"]))
             kept = {key: plain(value) for key, value in settings.items() if key != "names"}
             done = Execution(run=str(place), command=command, settings=kept, exit_code=code)
@@ -369,11 +374,13 @@ def _may_be_chance(place: Divergence | None, repeats: Iterable[Comparison]) -> b
 
 def _why(command: list[str], code: int, log: Path, begin: str) -> str:
     """Return why there is no run, with the last lines that the command printed."""
-    lines = log.read_bytes()[-4096:].decode(errors="replace").splitlines()[-_TAIL:]
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-_TAIL:]
     hint = (
         ""
         if code or begin == "start"
         else "\n  It called no torch module. --from start also records calls outside of modules."
     )
-    said = "".join(f"\n  {line}" for line in lines)
+    said = "".join(f"\n  {plain(line)}" for line in lines)
     return f"{command[0]!r} ended with exit code {code} and recorded nothing; all that it printed: {log}{hint}{said}"

@@ -142,7 +142,7 @@ class Bar:
                 return Text("" if left is None else f"about {timedelta(seconds=math.ceil(left))} left")
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"), TimeElapsedColumn())
-        shown = Progress(*columns, Left(), console=Console(stderr=True), transient=True)
+        shown = Progress(*columns, Left(), console=Console(file=sys.__stderr__), transient=True)
         self._task = shown.add_task(self._doing, total=self._total, completed=self._done)
         shown.start()
         self._shown = shown

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.errors import CannotWrite, RunExists
+from tensorprobe.errors import CannotWrite, RunDamaged, RunExists
 from tensorprobe.files import replace_file
 from tensorprobe.model.interrupts import ignoring, let_through
 from tensorprobe.model.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, RankPart
@@ -185,9 +185,12 @@ def _remove_ranks_beyond(run: Path, world_size: int) -> None:
 
 
 def note_exit_code(run: Path, code: int) -> None:
-    """Add to the manifest how the captured command ended."""
+    """Add to the manifest how the captured command ended. RunDamaged if something else stands there by now."""
     path = run / "manifest.json"
-    manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise RunDamaged(f"{str(path)!r} was changed while the command ran: {error}.") from None
     manifest = msgspec.structs.replace(manifest, exit_code=code)
     replace_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 

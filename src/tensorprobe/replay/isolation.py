@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
@@ -20,14 +21,18 @@ from tensorprobe.record.run import Entry, Run
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.references import registered, search_path
 from tensorprobe.text import size
-from tensorprobe.work.pool import Job, Limits
+from tensorprobe.work.limits import Limits, at_most
+from tensorprobe.work.pool import Job, processors
 
 TIME_LIMIT_S = 60.0
 _LEAST_S, _BYTES_IN_LIMIT = 2.0, 60_000_000
 """Processor time that any call may use, and the bytes of tensors from which a call may use the whole time limit."""
 _ONE_THREAD = 1 << 20
+_LEAST_BYTES, _TIMES_ITS_TENSORS, _THREAD_BYTES = 512 << 20, 256, 16 << 20
+"""Memory that any call may use, how often that of its tensors (fused attention: of all pairs of tokens), and that of a thread."""
 _MOST_DEATHS = 3
-"""After that many lost processes, what is only evidence (a proof, why a number is infinite) is not looked for any more."""
+"""Lost processes on the CPU: a hostile run may hold thousands of calls that hang. A device under test may lose any number."""
+_CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _FILE_BYTES = 16 << 20
 """Enough for what a kernel prints; a replay writes no files."""
 _BYTES_PER_ELEMENT = 24
@@ -97,12 +102,8 @@ def replay_job(
     device: str = "cpu",
     time_limit_s: float = TIME_LIMIT_S,
     most_bytes: int | None = None,
-    evidence: bool = True,
 ) -> Job:
-    """Return the pool job that replays calls. Its processes inherit the environment, including simulated devices.
-
-    Replays that are only evidence end when the third process was lost: a hostile run may hold thousands of calls that hang.
-    """
+    """Return the pool job that replays calls. Its processes inherit the environment, including simulated devices."""
     on_cpu = device.partition(":")[0] == "cpu"
     limits = Limits(
         memory_bytes=(most_bytes or default_replay_bytes()) if on_cpu else None,
@@ -115,15 +116,16 @@ def replay_job(
         isolated=False,
         time_limit_s=time_limit_s,
         limits=limits,
-        most_deaths=_MOST_DEATHS if evidence and on_cpu else None,
+        most_deaths=_MOST_DEATHS if on_cpu else None,
     )
 
 
 @contextmanager
-def in_time(call: Call, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
-    """End this process when the block uses more processor time than the size of the call's tensors explains.
+def limited(call: Call, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
+    """Run the block with as much processor time and memory as the size of the call's tensors explains.
 
-    For a process of a pool: the default action of SIGPROF ends it, inside a kernel too. The pool waits for `limit_s` in all.
+    For a process of a pool. When the time is over, the default action of SIGPROF ends it, inside a kernel too; the pool waits
+    for `limit_s` in all. Allocations beyond the memory fail.
     """
     import torch
 
@@ -133,19 +135,25 @@ def in_time(call: Call, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
     size = sum(slot.count * DTYPES[slot.dtype].itemsize for slot in call.slots if slot.dtype in DTYPES)
     seconds = min(limit_s, max(_LEAST_S, limit_s * size / _BYTES_IN_LIMIT))
     threads = torch.get_num_threads() if size > _ONE_THREAD else 1
-    signal.setitimer(signal.ITIMER_PROF, seconds * threads)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    stacks = _THREAD_BYTES * processors() if size > _ONE_THREAD else 0
+    with at_most(_LEAST_BYTES + _TIMES_ITS_TENSORS * size + stacks):
+        signal.setitimer(signal.ITIMER_PROF, seconds * threads)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def default_replay_bytes() -> int:
-    """Return a quarter of the memory of this machine."""
+    """Return a quarter of the memory of this machine, or of the container that this process runs in."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # unknown on this system
-        return 4 << 30
+        machine = 16 << 30
+    for path in _CONTAINER:
+        with suppress(OSError, ValueError):  # no such limit
+            machine = min(machine, int(Path(path).read_text()))
+    return machine // 4
 
 
 def too_large(call: Call, most_bytes: int) -> str | None:

@@ -31,6 +31,7 @@ _ON_HOST = {"tensor_split": "input.1"}
 _UNDERSTOOD = {
     "setStorage": "it looks at memory beyond its input, which the record does not hold",
     "out of bounds for storage": "it looks at memory beyond its input, which the record does not hold",
+    "can't allocate memory": "it needs more memory than a replay of tensors of these sizes may use",
     "'dict' object has no attribute": "an argument is an object, and only its fields are recorded",
 }
 """Text of an exception → its meaning for a replay."""

@@ -18,7 +18,7 @@ from tensorprobe.model.precheck import CallCheck
 from tensorprobe.record.run import Run
 from tensorprobe.replay.failures import failure_script
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.isolation import ProofStart, Replayed, SideRows, SideTask, in_time, read_call
+from tensorprobe.replay.isolation import ProofStart, Replayed, SideRows, SideTask, limited, read_call
 from tensorprobe.replay.randomness import draws_random
 from tensorprobe.replay.references import use_references
 from tensorprobe.replay.runs import Conditions, prepare, said
@@ -34,7 +34,7 @@ def check_side(run: Run, task: SideTask) -> SideRows:
         call = read_call(run, task.step, task.rank, task.call)
         backward = None if task.backward is None else read_call(run, task.step, task.rank, task.backward)
         random = draws_random(call.model)
-        with in_time(call.model):
+        with limited(call.model):
             runs, _ = prepare(call, _RECORDED)
             return SideRows([*runs.check_forward(), *runs.check_backward(backward)], random=random)
     except (CannotReplay, TensorprobeError) as reason:

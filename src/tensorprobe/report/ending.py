@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.files import demand_uncut, refusal, survive_cuts
@@ -24,14 +25,15 @@ def ended(program: Callable[[], object], about: str = "run") -> int:
     """Run a program that returns its exit code, or raises SystemExit; return the code, after an error is printed."""
     try:
         survive_cuts()
-        with contextlib.redirect_stdout(_output()):
+        with contextlib.redirect_stdout(_output(sys.stdout)), contextlib.redirect_stderr(_output(sys.stderr)):
             try:
                 code = program()
                 return code if isinstance(code, int) else 0
             finally:
                 demand_uncut()
-                if sys.stdout is not None:
-                    sys.stdout.flush()  # here, where it can still be an error
+                for stream in (sys.stdout, sys.stderr):
+                    if stream is not None:
+                        stream.flush()  # here, where it can still be an error
     except TensorprobeError as error:
         return _say(2, f"{type(error).__name__}: {message(error)}\n")
     except OSError as error:  # a full or read-only disk, a file that is gone: no bug of ours
@@ -48,16 +50,18 @@ def ended(program: Callable[[], object], about: str = "run") -> int:
         return _say(3, traceback.format_exc() + bug)
 
 
-def _output() -> TextIO | None:
-    """Return the standard output as `_Output`; what the caller has closed or replaced stays as it is."""
-    if type(out := sys.stdout) is not io.TextIOWrapper:
-        return out
-    file = io.BufferedWriter(io.FileIO(out.fileno(), "w", closefd=False))
-    return _Output(file, out.encoding, out.errors, line_buffering=out.line_buffering)
+def _output(stream: Any) -> Any:
+    """Return a standard stream as `_Output`; what the caller has closed or replaced stays as it is."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    file = io.BufferedWriter(io.FileIO(stream.fileno(), "w", closefd=False))
+    # typer goes past a stream that says ascii. What an encoding lacks is no reason to end without an answer.
+    encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else stream.encoding
+    return _Output(file, encoding, "backslashreplace", line_buffering=stream.line_buffering)
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output without control characters, whatever is written to it.
+    """A standard stream without control characters, whatever is written to it.
 
     Its reader may leave early, as `head` does: the rest goes nowhere, and the exit code is the true one.
     """

@@ -8,11 +8,12 @@ to be hidden from ours.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -121,13 +122,30 @@ class _Method:
 
 
 class _Constructor(_Method):
-    """`class Mine(torch.Tensor): pass` is made of a tensor or a list by `Mine(data)`, which raises under any dispatch mode."""
+    """`class Mine(torch.Tensor): pass` is made of a tensor or a list by `Mine(data)`, which raises under any dispatch mode.
+
+    So does `torch.Tensor.__new__(Mine, data)`, where the name is called at once. Otherwise the name gives torch's own.
+    """
 
     def __init__(self, hide: Show) -> None:
         super().__init__("__new__", hide)
         self._made = lambda *args, **kwargs: self._call(*args, **kwargs)
+        self._named = lambda *args, **kwargs: (
+            self._original(*args, **kwargs) if args and args[0] is torch.Tensor else self._call(*args, **kwargs)
+        )
 
     def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
         # torch.compile asks whether a class has the constructor of Tensor.
-        compiles = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._dynamo.")
-        return self._original if owner is torch.Tensor or compiles else self._made
+        frame = sys._getframe(1)
+        if frame.f_globals.get("__name__", "").startswith("torch._dynamo."):
+            return self._original
+        if owner is torch.Tensor:
+            return self._named if _calls(frame) else self._original
+        return self._made
+
+
+def _calls(frame: FrameType) -> bool:
+    """Return whether a frame calls the attribute that it is looking up: `x.name(1)`, not `x.name is y`."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[at]] if 0 <= at < len(code) else ""
+    return name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool(code[at + 1] & 1))

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ import msgspec
 from tensorprobe import errors
 from tensorprobe.errors import TensorprobeError
 from tensorprobe.files import demand_uncut, survive_cuts
+from tensorprobe.work.limits import Limits, apply, write_only_below
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from tensorprobe.work.pool import serve; serve({descriptor})"
 _START_S = 300.0
@@ -39,6 +40,7 @@ _START_S = 300.0
 _HELD: list[subprocess.Popen[bytes]] = []
 """Killed processes that a device holds: they die when it lets go."""
 _DEATH_S = 10.0
+_REPLIES_PER_DEATH, _MOST_OF_A_KIND = 20, 2
 _MOST_PATIENCE_S = 86400.0
 """The system counts milliseconds in 32 bits."""
 _REPORT_S = 0.1
@@ -64,17 +66,6 @@ Target = Callable[[bytes, Progress], AbstractContextManager[Answer]]
 """What a job names: given the start bytes and a progress callback, it opens a context that answers parcels."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for a process that runs what a foreign file names. Where the system has no such limit, nothing happens."""
-
-    memory_bytes: int | None = None
-    """Private memory beyond what the process has once it is ready. Allocations beyond it fail."""
-    file_bytes: int | None = None
-    """The size of any file that it writes, its stderr included."""
-    read_only: bool = False
-    """Whether it may write to its own scratch folder only."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What the processes of a pool run."""
@@ -89,7 +80,7 @@ class Job:
     limits: Limits | None = None
     """What a process may do at most; None for no limits."""
     most_deaths: int | None = None
-    """After that many deaths no parcel is sent any more: each of the rest counts as lost."""
+    """After that many deaths, and one more for each 20 replies, no parcel is sent any more: each of the rest counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +95,8 @@ class Death:
     """The last line it wrote to stderr while it worked on the parcel."""
     bug: str = ""
     """The traceback, if the target raised an unexpected exception."""
+    begun: bool = True
+    """False for a parcel that was not sent because too many before it were lost."""
 
 
 class StartFailed(Exception):
@@ -119,16 +112,19 @@ def run_in_processes(
     died: Callable[[Death], None],
     begin: Callable[[], None] = lambda: None,
     progress: Progress | None = None,
+    kinds: Sequence[str] = (),
 ) -> None:
     """Run all parcels, at most `jobs` at a time. `take` receives the number and the reply of each parcel as it finishes.
 
     `died` is called when a process dies. It either raises, which ends the pool, or records the parcel as lost; then another
     process takes over. `begin` is called before each parcel is sent, so the first call means that a process has
     started properly. Errors of the user (TensorprobeError) are raised here as they were raised there. StartFailed when a
-    process never becomes ready.
+    process never becomes ready. With `kinds`, one for each parcel, and a limit of deaths, a kind that was lost twice is not
+    sent any more.
     """
     waiting = deque(enumerate(parcels))
-    left, deaths = len(parcels), 0
+    left = len(parcels)
+    losses = _Losses(job.most_deaths, kinds)
     workers: dict[Connection, _Worker] = {}
     try:
         while left:
@@ -148,10 +144,9 @@ def run_in_processes(
                 if outcome is not None:
                     left -= 1
                     died(outcome) if isinstance(outcome, Death) else take(*outcome)
-                deaths += isinstance(outcome, Death)
-                while waiting and job.most_deaths is not None and deaths >= job.most_deaths:
-                    left -= 1
-                    died(Death(waiting.popleft()[0], f"was not begun: {deaths} before it were lost", ""))
+                    for death in losses.given_up(outcome, waiting):
+                        left -= 1
+                        died(death)
                 if worker.gone:
                     del workers[worker.connection]
                     worker.end()
@@ -161,6 +156,35 @@ def run_in_processes(
     finally:
         for worker in workers.values():
             worker.end()
+
+
+class _Losses:
+    """What was lost, and which parcels are given up because of it."""
+
+    def __init__(self, most: int | None, kinds: Sequence[str]) -> None:
+        self._most, self._kinds = most, kinds
+        self._done = 0
+        self._lost: Counter[str] = Counter()
+
+    def given_up(self, outcome: tuple[int, bytes] | Death, waiting: deque[tuple[int, bytes]]) -> list[Death]:
+        """Take from `waiting` what is not worth a process after this outcome, and return it."""
+        if self._most is None or not isinstance(outcome, Death):
+            self._done += 1
+            return []
+        self._lost[self._kind(outcome.number)] += 1
+        lost = self._lost.total()
+        every = lost >= self._most + self._done // _REPLIES_PER_DEATH
+        found = []
+        for parcel in tuple(waiting):
+            alike = self._lost[self._kind(parcel[0])]
+            if every or (self._kinds and alike >= _MOST_OF_A_KIND):
+                waiting.remove(parcel)
+                why = f"{lost} before it" if every else f"{alike} of its kind"
+                found.append(Death(parcel[0], f"was not begun: {why} were lost", "", begun=False))
+        return found
+
+    def _kind(self, number: int) -> str:
+        return self._kinds[number] if self._kinds else ""
 
 
 class _Worker:
@@ -374,7 +398,7 @@ def _serve(connection: Connection) -> None:
         write_only_below(Path.cwd(), Path("/dev/null"))  # before other threads exist: they inherit it
     with resolve(target)(start, report.add) as answer:
         if limits is not None:
-            _apply(limits)
+            apply(limits)
         connection.send_bytes(_READY)
         last = False
         while not last:
@@ -382,66 +406,6 @@ def _serve(connection: Connection) -> None:
             demand_uncut()
             report.send()
             connection.send_bytes((_LAST if last else _DONE) + content)
-
-
-def _apply(limits: Limits) -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    if limits.memory_bytes is not None and sys.platform == "linux":
-        data_pages = int(Path("/proc/self/statm").read_text().split()[5])
-        _lower(resource.RLIMIT_DATA, data_pages * resource.getpagesize() + limits.memory_bytes)
-    if limits.file_bytes is not None:
-        _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-
-
-def _lower(kind: int, most: int) -> None:
-    import resource
-
-    now, highest = resource.getrlimit(kind)
-    most = min([most, *(each for each in (now, highest) if each != resource.RLIM_INFINITY)])
-    resource.setrlimit(kind, (most, highest))
-
-
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_WRITES = 0b1111111110010
-"""Of the file rights of Landlock's first version: write, and make or remove files and folders of any kind."""
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-"""Truncating is a right since its third version."""
-_NO_NEW_PRIVILEGES = 38
-
-
-def write_only_below(*places: Path) -> bool:
-    """Deny this thread, and those it starts, to write outside of these folders and files; return whether the system could do that.
-
-    Uses Landlock, which Linux has since 5.13. Files that are open already are not affected.
-    """
-    if sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64"):
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    writes = _WRITES | (_TRUNCATE if libc.syscall(_LANDLOCK_CREATE, None, 0, 1) >= 3 else 0)
-    rights = ctypes.c_uint64(writes)
-    ruleset = libc.syscall(_LANDLOCK_CREATE, ctypes.byref(rights), ctypes.c_size_t(8), 0)
-    if ruleset < 0:
-        return False
-    try:
-        for place in places:
-            opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
-            try:
-                rule = _Rule(writes if place.is_dir() else writes & (_WRITE_FILE | _TRUNCATE), opened)
-                if libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(rule), 0):
-                    return False
-            finally:
-                os.close(opened)
-        return not libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) and not libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)
-    finally:
-        os.close(ruleset)
-
-
-class _Rule(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int32)]
 
 
 class _Report:

@@ -30,7 +30,7 @@ from tensorprobe.record.run import Entry
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import Data, all_recorded, make_inputs
-from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, in_time, read_call, replay_job
+from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, limited, read_call, replay_job
 from tensorprobe.report.ending import ended
 from tensorprobe.text import printable
 from tensorprobe.work.pool import Answer, Death, Reply, StartFailed, pack, run_in_processes
@@ -168,7 +168,7 @@ def serve(start: bytes, _progress: object) -> Iterator[Answer]:
         asked = msgspec.msgpack.decode(parcel, type=_Asked)
         forward = read_call(run, asked.step, asked.rank, asked.forward)
         backward = None if asked.backward is None else read_call(run, asked.step, asked.rank, asked.backward)
-        limit = in_time(forward.model) if given.device == "cpu" else nullcontext()
+        limit = limited(forward.model) if given.device == "cpu" else nullcontext()
         with limit:
             return Reply(pack(_check(forward, backward, given.device)))
 
@@ -206,8 +206,7 @@ def _check(call: StoredCall, backward: StoredCall | None, device: str) -> Checke
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code comes back."""
     speak()
-    given = _parser().parse_args(arguments)
-    return ended(lambda: _run(given), about="dump")
+    return ended(lambda: _run(_parser().parse_args(arguments)), about="dump")
 
 
 def _run(given: argparse.Namespace) -> int:

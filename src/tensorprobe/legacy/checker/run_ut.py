@@ -52,8 +52,7 @@ ERROR_FOLDER = "ut_error_data"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code comes back."""
     speak()
-    given = _parser().parse_args(arguments)
-    return ended(lambda: _run(given), about="dump")
+    return ended(lambda: _run(_parser().parse_args(arguments)), about="dump")
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ generators, autocast and modes of the process are not changed. Calls of a record
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +20,12 @@ from tensorprobe.model import Call
 from tensorprobe.model.interrupts import ignoring, let_through
 from tensorprobe.model.overflow import FirstNonfinite, Verdict
 from tensorprobe.model.reason import NotReplayed
+from tensorprobe.model.silence import silent
 from tensorprobe.numerics.summary import greatest_finite
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.replay.functions import CannotReplay
-from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, in_time, read_call, replay_job
+from tensorprobe.replay.isolation import RunPlace, default_replay_bytes, limited, read_call, replay_job
 from tensorprobe.replay.once import Replay, outsized
 from tensorprobe.replay.runs import said
 from tensorprobe.replay.script import Results, make_script, place_line
@@ -101,7 +101,7 @@ def serve_verdicts(start: bytes, _progress: object) -> Iterator[Answer]:
 def _recorded_verdict(run: Run, asked: Recorded, most_bytes: int) -> Judgement:
     call = read_call(run, asked.step, asked.rank, asked.call)
     forward = call if asked.forward is None else read_call(run, asked.step, asked.rank, asked.forward)
-    with in_time(forward.model):
+    with limited(forward.model):
         if reason := outsized(forward.model, most_bytes):
             return Judgement("unknown", reason)
         inputs = {slot.name: slot.tensor().clone() for slot in forward.inputs}
@@ -203,9 +203,8 @@ def _undisturbed() -> Iterator[None]:
         private_graph(),
         torch.random.fork_rng(devices=[]),
         torch.autocast("cpu", enabled=False),
-        warnings.catch_warnings(),
+        silent(),
     ):
-        warnings.simplefilter("ignore")
         yield
 
 
