@@ -21,7 +21,7 @@ import torch
 from tensorprobe.checks.plan import Answer, Finished, Start, Task
 from tensorprobe.errors import DeviceUnavailable, SettingsError, TensorprobeError, did_you_mean
 from tensorprobe.judge.standards import STANDARDS
-from tensorprobe.model.call import Direction
+from tensorprobe.model.call import Call, Direction
 from tensorprobe.model.precheck import NO_DROPOUT, CallCheck, Checked, Passed
 from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import is_collective
@@ -211,6 +211,7 @@ class Checker:
         self._run = run or start.run.open()
         self._limited = run is None and start.device == "cpu"  # in a process of its own
         self._collectives = Collectives(self._run) if start.recorded else None
+        self._sizes: dict[bytes, str | None] = {}
 
     @contextmanager
     def conditions(self) -> Iterator[None]:
@@ -238,7 +239,7 @@ class Checker:
             return self._check(task, call, backward)
 
     def _check(self, task: Task, call: StoredCall, backward: StoredCall | None) -> Answer:
-        if reason := outsized(call.model, self._start.max_replay_bytes):
+        if reason := self._outsized(call.model):
             return _skipped(task, reason)
         elements = sum(slot.count for slot in call.model.slots)
         torch.set_num_threads(self._start.threads if elements >= _LARGE else 1)
@@ -257,6 +258,17 @@ class Checker:
         if script is None:
             return Answer(finished=finished)
         return Answer(finished=finished, script=script.text, tensors=script.tensors)
+
+    def _outsized(self, call: Call) -> str | None:
+        """Return why a call is not run. Calls of equal shapes and arguments have equal results but for their values."""
+        shapes = [(slot.name, slot.dtype, slot.shape, slot.stride, slot.grad) for slot in call.slots]
+        try:
+            key = msgspec.json.encode((call.op, call.args, call.kwargs, shapes))
+        except RecursionError:  # arguments nested beyond reason
+            return outsized(call, self._start.max_replay_bytes)
+        if key not in self._sizes:
+            self._sizes[key] = outsized(call, self._start.max_replay_bytes)
+        return self._sizes[key]
 
     def _script(self, call: StoredCall, backward: StoredCall | None, check: CallCheck) -> tuple[Script | None, str]:
         """Return the script of a failing call, or what went wrong. The call fails either way."""

@@ -212,7 +212,7 @@ def _loss(check: CallCheck) -> Loss | None:
         eps = EPS.get(dtype)
         if eps is None or not 0 < one.relative_l2 < math.inf:
             continue
-        if one.direction == "forward" or one.result == "fail" or one.own_relative_l2 < eps**_HALF_OF_DIGITS:
+        if one.direction == "forward" or one.result == "fail" or (one.own_relative_l2 or 0.0) < eps**_HALF_OF_DIGITS:
             errors.append((one.relative_l2 / eps, dtype))
     if not errors:
         return None

@@ -143,6 +143,8 @@ FLOOR_NORM, FLOOR_MAX, FLOOR_TREND, FLOOR_COUNT = 2.0, 4.0, 1 / 32, 5.0
 """The allowance of every op, in units of the dtype's eps (the last: elements)."""
 FLOOR_STEPS = 32.0
 """The same for subnormal numbers, whose spacing is constant."""
+CONSTANT_TREND = 0.5
+"""The same at first sight, in float32 and wider: a number of the program, such as a rate, is rounded for all elements alike."""
 SHARE_TREND, SURE = 0.5, 8.0
 """How large a trend must be relative to the CPU's noise, and how many standard errors make it significant."""
 ONCE, ONCE_FLOOR, MANY, ONCE_SHARE = 1.4, 0.3, 256, 1 / 16
@@ -308,19 +310,31 @@ def is_right(
     eps = EPS.get(dtype)
     if eps is None or not seen.squares_a or traits_of(op) & Trait.MOVES:
         return False
-    once = terms is None and rounds_once(op, dtype)
-    if terms is None:
-        norm, most, trend = ONCE_FLOOR if once and count >= MANY else FLOOR_NORM, FLOOR_MAX, FLOOR_TREND
-    else:
-        norm, most, trend = ALONE_NORM * max(1.0, math.sqrt(terms()) / ALONE_TERMS), ALONE_MAX, ALONE_TREND
-    if seen.relative_error > norm * eps or seen.max_d > most * eps * seen.max_a:
+    norm = norm_at_sight(op, dtype, count, terms)
+    trend = ALONE_TREND if terms is not None else FLOOR_TREND if dtype in HALF else CONSTANT_TREND
+    if seen.relative_error > norm or seen.max_d > (FLOOR_MAX if terms is None else ALONE_MAX) * eps * seen.max_a:
         return False
-    if terms is None and (seen.astray_1e2 if dtype in HALF else seen.astray_1e3) > FLOOR_COUNT:
+    if terms is None and _goes_astray(op, dtype, seen, count):
         return False
     if _leans(seen, trend * eps, count):
         return False
     limit = ONCE_SHARE * eps * seen.max_a
     return terms is not None or not holds_elements(op, dtype) or seen.max_d <= limit or beyond() <= limit
+
+
+def norm_at_sight(op: str, dtype: str, count: int, terms: Callable[[], float] | None = None) -> float:
+    """Return the relative error up to which `is_right` lets a result pass."""
+    if terms is not None:
+        return ALONE_NORM * max(1.0, math.sqrt(terms()) / ALONE_TERMS) * EPS[dtype]
+    return (ONCE_FLOOR if rounds_once(op, dtype) and count >= MANY else FLOOR_NORM) * EPS[dtype]
+
+
+def _goes_astray(op: str, dtype: str, seen: Sight, count: int) -> bool:
+    """Return whether more elements are far off than happens by chance: sums may be as small as their rounding errors."""
+    astray, share = (seen.astray_1e2, 100) if dtype in HALF else (seen.astray_1e3, 1000)
+    sums = traits_of(op) & (Trait.MULTIPLIES | Trait.ROUNDED_ONCE) == Trait.MULTIPLIES
+    small = share * seen.relative_error * count if sums else 0.0
+    return astray > FLOOR_COUNT + small
 
 
 def _leans(seen: Sight, trend: float, count: int) -> bool:

@@ -35,8 +35,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     ulp_max: float = 0.0
     different: int = 0
     nonfinite_different: int = 0
-    own_relative_l2: float = 0.0
-    """The error of the CPU in the call's own dtype, against the same reference."""
+    own_relative_l2: float | None = None
+    """The error of the CPU in the call's own dtype, against the same reference; None where it was not needed."""
     place: list[int] = []
     """The index of the largest error; empty where none was measured."""
     compared: bool = True

@@ -32,7 +32,7 @@ def failure_script(
     """
     failing = next((one for one in check.details if one.result == "fail"), None)
     variant = "" if failing is None else failing.variant
-    runs = _run_again(call, backward, conditions._replace(variant=variant), check)
+    runs = _run_again(call, backward, conditions._replace(variant=variant, thorough=True), check)
     largest = max((output.numel() for output in runs.device.outputs.values()), default=0)
     results = Results(
         limits=_limits(call, runs, conditions.standard),

@@ -6,23 +6,25 @@ device under test: here that is the device that made the record. What was not re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
 from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import Trait, has
 from tensorprobe.record.stored import StoredCall, StoredSlot
 from tensorprobe.replay.attention import DroppedAttention
-from tensorprobe.replay.evidence import on_host
+from tensorprobe.replay.evidence import measure, on_host
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import real
 from tensorprobe.replay.once import Replay, gradient_name
 from tensorprobe.replay.randomness import is_recurrent, judge_sample, runs_needed
-from tensorprobe.replay.runs import Conditions, DeviceRaised, Direction, Runs, Tensors, passed_over
+from tensorprobe.replay.runs import Conditions, DeviceRaised, Direction, Runs, Tensors, passed_over, said
+from tensorprobe.replay.sight import is_equal, opinion_at_sight
 
 
 class RecordedRuns(Runs):
@@ -42,6 +44,16 @@ class RecordedRuns(Runs):
         self.alone = False
         self.device = _RecordedResults(self.device, recorded)
 
+    def _on_device(self, reference: Replay | Exception) -> Replay | Exception:
+        """Return a replay with the same outputs: in its own dtype the call runs only where the first look is not enough."""
+        all_of_it = self.random or self._conditions.thorough or isinstance(reference, Exception)
+        return self.own if all_of_it else reference
+
+    def _at_sight(self, wide: torch.Tensor, result: torch.Tensor) -> Opinion | None:
+        if self._conditions.thorough or self._conditions.standard != "noise-aware":
+            return None
+        return opinion_at_sight(self.call.op, wide, result)
+
     def check_forward(self) -> list[Checked]:
         """Check every recorded output. Autocast inside a recurrent layer shows in no dtype: it is recognised by the result."""
         checked = super().check_forward()
@@ -55,7 +67,7 @@ class RecordedRuns(Runs):
                 for name in self.device.outputs
             ):
                 self.own = own
-                return self._compare("forward", self.device.outputs, self.reference.outputs, own.outputs)
+                return super().check_forward()
         return checked
 
     def check_backward(self, recorded: StoredCall | None) -> list[Checked]:
@@ -118,9 +130,36 @@ class RecordedRuns(Runs):
             setattr(self, name, value)
         self.reference, self.own = self._replay("cpu", self.precision), self._replay("cpu", "own")
 
-    def _compare(self, direction: Direction, device: Tensors, reference: Tensors, own: Tensors) -> list[Checked]:
+    def _compare(
+        self, direction: Direction, device: Tensors, reference: Tensors, compute_own: Callable[[], Tensors]
+    ) -> list[Checked]:
         known = {name: device[name] for name in device if name in reference}
-        return super()._compare(direction, known, {name: reference[name] for name in known}, own)
+
+        def computed() -> Tensors:
+            if isinstance(self.own, Exception):
+                raise CannotReplay(f"it raised on cpu: {said(self.own)}")
+            return compute_own()
+
+        return super()._compare(direction, known, {name: reference[name] for name in known}, computed)
+
+    def _weigh(
+        self,
+        direction: Direction,
+        pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+        reference: Tensors,
+        own: Tensors,
+    ) -> dict[str, Checked]:
+        """A result with the bits that the CPU computes is no worse than the CPU: no more evidence is needed."""
+        if self._conditions.thorough or self._conditions.standard != "noise-aware":
+            return super()._weigh(direction, pairs, reference, own)
+        same = {name: pair for name, pair in pairs.items() if name in own and is_equal(own[name], pair[1])}
+        opinion = Opinion("equal to the CPU's result", 0.0, 0.0)
+        checked = {
+            name: self._row(direction, name, *pair, opinion, figures, figures)
+            for (name, pair), figures in zip(same.items(), measure(list(same.values())), strict=True)
+        }
+        rest = {name: pair for name, pair in pairs.items() if name not in same}
+        return checked | (super()._weigh(direction, rest, reference, own) if rest else {})
 
     @cached_property
     def _attention(self) -> DroppedAttention:

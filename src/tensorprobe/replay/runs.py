@@ -7,6 +7,7 @@ be run at all, `DeviceRaised` where only the device cannot run it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from tensorprobe.replay.evidence import (
     Figures,
     dtype_name,
     gather,
+    measure,
     nudged,
     on_host,
     shared_mask,
@@ -63,6 +65,8 @@ class Conditions(NamedTuple):
     variant: str = ""
     recorded: bool = False
     """Whether the recorded results are judged instead of a device's."""
+    thorough: bool = False
+    """Whether all evidence is gathered on recorded results that are clearly right, too."""
 
 
 class ReferenceRaised(CannotReplay):
@@ -92,11 +96,10 @@ class Runs:
         self._standard: Standard = STANDARDS[conditions.standard]
         self.random = draws_random(call.model)
         self.alone = conditions.device == "cpu"
-        device = _attempt(lambda: self._replay(conditions.device, "own"))
-        self.own = device if self.alone else _attempt(lambda: self._replay("cpu", "own"))
         self.precision = "own"
         """Of the reference: a key of `PRECISIONS`."""
         reference = self._other_draw() if self.random else self._wide()
+        device = self._on_device(reference)
         self.given: Tensors = {}
         """The gradients of the outputs, once a backward has run."""
         self.gradients: Tensors = {}
@@ -114,11 +117,21 @@ class Runs:
         self.device: Replay = device
         self.reference: Replay = reference
 
+    @cached_property
+    def own(self) -> Replay | Exception:
+        """The call on the CPU in its own dtype."""
+        return _attempt(lambda: self._replay("cpu", "own"))  # type: ignore[no-any-return]
+
+    def _on_device(self, _reference: Replay | Exception) -> Replay | Exception:
+        if self.alone:
+            return self.own
+        return _attempt(lambda: self._replay(self._conditions.device, "own"))  # type: ignore[no-any-return]
+
     def check_forward(self) -> list[Checked]:
         """Check every output."""
         if self.random:
             return self._check_samples()
-        found = self._compare("forward", self.device.outputs, self.reference.outputs, _outputs(self.own))
+        found = self._compare("forward", self.device.outputs, self.reference.outputs, lambda: _outputs(self.own))
         if not found:
             raise CannotReplay(NotReplayed.NO_TENSOR)
         return found
@@ -144,8 +157,12 @@ class Runs:
         if isinstance(device, Exception):
             raise DeviceRaised(f"its backward raised on {self._conditions.device}: {said(device)}", "backward")
         self.gradients = device
-        own = device if self.alone else _attempt(lambda: self.own.gradients(self.given))
-        return self._compare("backward", device, reference, own if isinstance(own, dict) else {})
+        return self._compare("backward", device, reference, lambda: device if self.alone else self._own_gradients())
+
+    def _own_gradients(self) -> Tensors:
+        own = self.own
+        found = _attempt(lambda: own.gradients(self.given)) if isinstance(own, Replay) else None
+        return found if isinstance(found, dict) else {}
 
     def ops_inside(self, directions: Collection[Direction]) -> list[str]:
         """Return the names of the ops that run inside the call on the device, in these directions."""
@@ -236,28 +253,60 @@ class Runs:
         opinion = judge_dropped_gradient(source, output, self.given["output.0"], found)
         return [self._row("backward", "output.0", found, found, opinion, {}, None)]
 
-    def _compare(self, direction: Direction, device: Tensors, reference: Tensors, own: Tensors) -> list[Checked]:
-        checked = []
-        hosts: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        masks: Tensors = {}
-        for name in dict.fromkeys([*device, *reference]):
+    def _compare(
+        self, direction: Direction, device: Tensors, reference: Tensors, compute_own: Callable[[], Tensors]
+    ) -> list[Checked]:
+        """Judge each result. `compute_own` gives those of the CPU in the call's own dtype, where they are needed."""
+        checked: dict[str, Checked] = {}
+        doubtful: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        right: dict[str, tuple[torch.Tensor, torch.Tensor, Opinion]] = {}
+        names = list(dict.fromkeys([*device, *reference]))
+        for name in names:
             if name not in device or name not in reference:
                 who, other = ("the reference", "the device") if name in device else ("the device", "the reference")
                 opinion = Opinion("absent", 1.0, 0.0)
                 there = on_host((device if name in device else reference)[name])
                 text = f"{direction} {name}: {who} gives none, {other} does"
-                checked.append(self._row(direction, name, there, there, opinion, {}, None, text))
+                checked[name] = self._row(direction, name, there, there, opinion, {}, None, text)
                 continue
             wide, result = on_host(reference[name]), on_host(device[name])
             if wide.shape != result.shape:
                 text = f"{direction} {name} has shape {list(result.shape)}, the reference {list(wide.shape)}"
-                checked.append(self._row(direction, name, wide, result, Opinion("shape", 1.0, 0.0), {}, None, text))
+                checked[name] = self._row(direction, name, wide, result, Opinion("shape", 1.0, 0.0), {}, None, text)
                 continue
             variant = self._conditions.variant
             if variant and _means_nothing(wide, result.dtype):
                 text = f"{variant}: {name} is not a number, or beyond {str(result.dtype).removeprefix('torch.')}"
-                checked.append(passed_over(direction, text, variant))
+                checked[name] = passed_over(direction, text, variant)
                 continue
+            if (sure := self._at_sight(wide, result)) is not None:
+                right[name] = wide, result, sure
+            else:
+                doubtful[name] = wide, result
+        for (name, (wide, result, sure)), figures in zip(
+            right.items(), measure([pair[:2] for pair in right.values()]), strict=True
+        ):
+            checked[name] = self._row(direction, name, wide, result, sure, figures, None)
+        if doubtful:
+            checked |= self._weigh(direction, doubtful, reference, compute_own())
+        return [checked[name] for name in names if name in checked]
+
+    def _at_sight(self, wide: torch.Tensor, result: torch.Tensor) -> Opinion | None:
+        """Return the opinion on a result that needs no more evidence: none of a device under test."""
+        return None
+
+    def _weigh(
+        self,
+        direction: Direction,
+        pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+        reference: Tensors,
+        own: Tensors,
+    ) -> dict[str, Checked]:
+        """Judge pairs of reference and result by all the evidence."""
+        checked = {}
+        hosts: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        masks: Tensors = {}
+        for name, (wide, result) in pairs.items():
             wide, result = within_range(wide, result.dtype), self._turned(direction, name, wide, result)
             if (mask := shared_mask(wide, result)) is not None:
                 masks[name] = mask
@@ -278,7 +327,7 @@ class Runs:
             if not opinion.passes and as_good:
                 opinion = Opinion("different choices of equal values", 0.0, 0.0)
             seen = evidence[name]
-            checked.append(self._row(direction, name, wide, result, opinion, seen.device, seen.own))
+            checked[name] = self._row(direction, name, wide, result, opinion, seen.device, seen.own)
         return checked
 
     def _turned(self, direction: Direction, name: str, wide: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -343,7 +392,7 @@ class Runs:
             compared=bool(figures),
             different=int(figures.get("different", 0)),
             nonfinite_different=int(figures.get("nonfinite_different", 0)),
-            own_relative_l2=0.0 if own is None else own["relative_l2"],
+            own_relative_l2=None if own is None else own["relative_l2"],
             variant=variant,
             **{name: figures[name] for name in _KEPT if name in figures},
         )

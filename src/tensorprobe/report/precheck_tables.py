@@ -174,7 +174,7 @@ def _details(name: str, checked: Checked) -> list[Cell]:
         checked.judged_by,
         checked.measured,
         checked.allowed,
-        *(known(getattr(checked, name)) for name in _FIGURES),
+        *(known("" if (value := getattr(checked, name)) is None else value) for name in _FIGURES),
         json.dumps(checked.place) if checked.place else "",
         checked.variant,
         checked.message,

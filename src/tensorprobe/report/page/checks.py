@@ -102,7 +102,7 @@ def _row(one: Checked) -> dict[str, object]:
         "dtype": one.device_dtype.removeprefix("torch."),
         "shape": str(one.shape),
         "verdict": one.result,
-        "own": one.own_relative_l2,
+        "own": math.nan if one.own_relative_l2 is None else one.own_relative_l2,
     }
 
 

@@ -13,9 +13,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorprobe.replay.evidence import on_host
+from tensorprobe.replay.sight import relative_error
 from tensorprobe.watches.online.lifting import PRECISIONS, Arguments, OpPlan, lift, lift_tensor
 from tensorprobe.watches.online.reference import NoReference, run
-from tensorprobe.watches.online.verdict import Case, relative_error
+from tensorprobe.watches.online.verdict import Case
 
 _WIDER = PRECISIONS["double"]
 _SWEEP_AT_LEAST = 256

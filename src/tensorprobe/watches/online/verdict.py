@@ -7,27 +7,20 @@ wrong, it runs a few more times with inputs that differ in their last bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 
 from tensorprobe.arguments import flatten_arguments
-from tensorprobe.judge import standards
 from tensorprobe.judge.limits import judge_figures
-from tensorprobe.judge.standards import Sight, judge
-from tensorprobe.model import DTYPES, Call
+from tensorprobe.judge.standards import judge
+from tensorprobe.model import Call
 from tensorprobe.model.measured import Opinion
 from tensorprobe.model.reason import NotCompared
-from tensorprobe.numerics.native import implementation
-from tensorprobe.numerics.pairs import derive, measure_pairs
 from tensorprobe.replay.evidence import (
     TIMES,
     Figures,
-    beyond_rounding,
-    count_terms,
     gather,
     measure,
     nudged,
@@ -38,6 +31,7 @@ from tensorprobe.replay.evidence import (
 )
 from tensorprobe.replay.indices import aligned, same_choice, vector_dimension
 from tensorprobe.replay.randomness import FEW, draws_random, is_dropout, judge_by_law
+from tensorprobe.replay.sight import glance, is_right
 from tensorprobe.watches.online.lifting import Arguments, OpPlan, kept, lift, lower
 from tensorprobe.watches.online.policies import Measure, Measures
 from tensorprobe.watches.online.reference import NoReference, Outputs, run
@@ -336,48 +330,3 @@ def _unlike(slot: str, wide: torch.Tensor | None, result: torch.Tensor | None) -
 def _vector_op(base: str) -> str:
     """Return precheck's name of an op that returns vectors: `_linalg_eigh` → `Torch.linalg.eigh`."""
     return "Torch." + base.lstrip("_").replace("linalg_", "linalg.", 1)
-
-
-_CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _CODES}
-_COMPLEX = frozenset(dtype for dtype in _CODES if dtype.is_complex)
-_glance = implementation().glance
-
-
-_EQUAL = Sight(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def glance(wide: torch.Tensor, result: torch.Tensor) -> Sight | None:
-    """Return the sums of two contiguous CPU tensors of equal shape; None if they differ and some value is not finite."""
-    codes = _CODES[wide.dtype], _CODES[result.dtype]
-    where = wide.data_ptr(), result.data_ptr(), wide.numel()
-    found = _glance(*where, *codes)
-    if found is not None:
-        return Sight(*found)
-    raw = measure_pairs(numpy.array([(*where, *codes)], dtype=numpy.int64))
-    return _EQUAL if not raw["different"][0] and not raw["nonfinite_different"][0] else None
-
-
-def relative_error(wide: torch.Tensor, result: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of the reference, of the finite values."""
-    seen = glance(wide, result)
-    if seen is not None:
-        return seen.relative_error
-    row = (wide.data_ptr(), result.data_ptr(), wide.numel(), _CODES[wide.dtype], _CODES[result.dtype])
-    return float(derive(measure_pairs(numpy.array([row], dtype=numpy.int64)))["relative_l2"][0])
-
-
-def is_right(
-    op: str, seen: Sight, wide: torch.Tensor, result: torch.Tensor, *, alone: bool, sizes: Sequence[int] = ()
-) -> bool:
-    """Return whether a result is clearly right. `alone`: the CPU itself is under test. `sizes` are those of the inputs."""
-    dtype = result.dtype
-    count = result.numel() * (2 if dtype in _COMPLEX else 1)
-    return standards.is_right(
-        op,
-        _NAMES[dtype],
-        seen,
-        count,
-        terms=partial(count_terms, op, sizes, count) if alone else None,
-        beyond=partial(beyond_rounding, wide, result),
-    )
