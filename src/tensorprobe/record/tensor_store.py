@@ -18,7 +18,7 @@ class TensorStore:
     wants_digest = True
 
     def __init__(self, *, keep_data: bool, max_bytes: int | None, direct: bool) -> None:
-        self._keep_data, self._max_bytes, self._direct = keep_data, max_bytes, direct
+        self.keeps_data, self._max_bytes, self._direct = keep_data, max_bytes, direct
         self._path: Path | None = None
         self._blob: BlobWriter | None = None
         self._broken = False
@@ -46,8 +46,8 @@ class TensorStore:
 
     def store(self, data: memoryview, digest: str) -> int | None:
         """Return the offset of these bytes, new or known; None when they are not kept."""
-        if not self._keep_data or not data:
-            return 0 if self._keep_data else None
+        if not self.keeps_data or not data:
+            return 0 if self.keeps_data else None
         blob = self._open()
         if blob is None:
             return None
@@ -62,9 +62,15 @@ class TensorStore:
         blob.remember(digest, len(data), offset)
         return offset
 
+    def room(self) -> tuple[tuple[int, dict[tuple[str, int], int]] | None, int]:
+        """Return, for C, the open file as the address of its state and its offsets, and how long it may become."""
+        limit = 2**62 if self._max_bytes is None else self._max_bytes - self._bytes_before
+        blob = self._blob
+        return None if blob is None else (blob.state.buffer_info()[0], blob.offsets), limit
+
     def begin(self) -> int | None:
         """Start a tensor that comes in pieces. Return its offset, or None when it is not kept."""
-        blob = self._open() if self._keep_data else None
+        blob = self._open() if self.keeps_data else None
         return None if blob is None else blob.size_bytes
 
     def extend(self, data: memoryview) -> None:
