@@ -26,15 +26,20 @@ _BUFFERS = 3
 _ZEROS = bytes(ALIGNMENT)
 
 
+def make_buffers() -> list[mmap.mmap]:
+    """Return the buffers that a `BlobWriter` needs; a later one may have them again, without their page faults."""
+    return [mmap.mmap(-1, BUFFER_BYTES) for _ in range(_BUFFERS)]
+
+
 class BlobWriter:
     """One `tensors.bin`, being written. The first failure to write is raised by the call that meets it.
 
     `written_to` is the length up to which the file is complete. Nothing is written after a failure, so there are no holes.
     """
 
-    def __init__(self, path: Path, *, direct: bool = True) -> None:
+    def __init__(self, path: Path, *, direct: bool = True, buffers: list[mmap.mmap] | None = None) -> None:
         self._fd, self.direct = _open(path, direct)
-        self._free = [mmap.mmap(-1, BUFFER_BYTES) for _ in range(_BUFFERS)]
+        self._free = list(buffers or make_buffers())
         self._views = {id(buffer): memoryview(buffer) for buffer in self._free}
         self._busy: deque[tuple[Future[None], mmap.mmap]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-blob")

@@ -6,10 +6,11 @@ Disk errors are counted, not raised. The step goes on with summaries only, and t
 from __future__ import annotations
 
 from collections import Counter
+from mmap import mmap
 from pathlib import Path
 
 from tensorprobe.model.interrupts import let_through
-from tensorprobe.record.blob_writer import BlobWriter
+from tensorprobe.record.blob_writer import BlobWriter, make_buffers
 
 
 class TensorStore:
@@ -21,6 +22,7 @@ class TensorStore:
         self.keeps_data, self._max_bytes, self._direct = keep_data, max_bytes, direct
         self._path: Path | None = None
         self._blob: BlobWriter | None = None
+        self._buffers: list[mmap] = []
         self._broken = False
         self._bytes_before = 0
         self.failures: Counter[str] = Counter()
@@ -125,7 +127,8 @@ class TensorStore:
         if self._blob is None and not self._broken and self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._blob = BlobWriter(self._path, direct=self._direct)
+                self._buffers = self._buffers or make_buffers()
+                self._blob = BlobWriter(self._path, direct=self._direct, buffers=self._buffers)
             except OSError as error:
                 self._fail(error)
         return self._blob
