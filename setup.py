@@ -4,6 +4,8 @@ from setuptools import Extension, setup
 
 SOURCE = "src/tensorprobe"
 STABLE_ABI = [("Py_LIMITED_API", "0x030A0000")]
+# No contraction to fused multiply-add: the numpy twin must get the same bits on every processor.
+ARITHMETIC = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=off"]
 
 setup(
     ext_modules=[
@@ -16,14 +18,7 @@ setup(
             ],
             define_macros=STABLE_ABI,
             py_limited_api=True,
-            # No contraction to fused multiply-add: the numpy twin must get the same bits on every processor.
-            extra_compile_args=[
-                "-O3",
-                "-fno-math-errno",
-                "-fno-trapping-math",
-                "-fno-strict-aliasing",
-                "-ffp-contract=off",
-            ],
+            extra_compile_args=ARITHMETIC,
             optional=True,
         ),
         Extension(
@@ -39,6 +34,19 @@ setup(
             define_macros=STABLE_ABI,
             py_limited_api=True,
             extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
+            "tensorprobe.record._frames",
+            sources=[f"{SOURCE}/record/_frames.c"],
+            depends=[
+                f"{SOURCE}/_fast_pack.h",
+                *(f"{SOURCE}/numerics/_{name}.h" for name in ("blocks", "moments")),
+                *(f"{SOURCE}/record/_{name}.h" for name in ("json", "shortest")),
+            ],
+            define_macros=STABLE_ABI,
+            py_limited_api=True,
+            extra_compile_args=ARITHMETIC,
             optional=True,
         ),
         Extension(

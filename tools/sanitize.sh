@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the C code with the address and undefined-behaviour sanitizers and runs it: the native kernel, as vector code and
 # as portable code, over every dtype, size and alignment, one tensor at a time and in pairs; the loops of capture over
-# objects that look like tensors, well behaved or not. Exits non-zero on any report, on any wrong result, and when the
-# sanitizer fails to notice a planted read beyond the end.
+# objects that look like tensors, well behaved or not; the recorder's loop over frames, whole and damaged. Exits non-zero
+# on any report, on any wrong result, and when the sanitizer fails to notice a planted read beyond the end.
 #
 # usage: tools/sanitize.sh [PYTHON]      (default: .venv/bin/python; CC names the compiler, default cc)
 set -eu
@@ -59,4 +59,6 @@ build numerics/_native.c portable -DTENSORPROBE_PORTABLE
 exercise numerics/exercise_kernel.py portable --overread --overread-pair
 build _fast.c loops
 exercise taps/exercise_fast.py loops --overread
+build record/_frames.c frames
+exercise record/exercise_frames.py frames --overread
 echo "sanitize: clean"

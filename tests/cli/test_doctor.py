@@ -76,7 +76,7 @@ def test_doctor_prints_the_same_facts_as_json() -> None:
     assert facts["tensorprobe"] == VERSION
     assert facts["packages"]["torch"] == version("torch")
     assert facts["kernel"] == describe()
-    assert facts["loops"] == "native"
+    assert facts["loops"] == facts["recorder"] == "native"
     assert facts["capture"] == "works"
 
 
@@ -91,12 +91,15 @@ REFUSE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name == "tensorprobe._fast":
+        if name == {name!r}:
             raise {problem}
 sys.meta_path.insert(0, Refuse())
 """
 
 
+@pytest.mark.parametrize(
+    ("fact", "extension"), [("loops", "tensorprobe._fast"), ("recorder", "tensorprobe.record._frames")]
+)
 @pytest.mark.parametrize(
     ("problem", "described"),
     [
@@ -104,9 +107,10 @@ sys.meta_path.insert(0, Refuse())
         ("ImportError('undefined symbol: x')", "python (extension does not load: undefined symbol: x)"),
     ],
 )
-def test_doctor_says_why_the_loops_of_capture_are_python(problem: str, described: str) -> None:
-    facts = json.loads(run_doctor("--json", code=REFUSE.format(problem=problem) + PROGRAM).stdout)
-    assert facts["loops"] == described
+def test_doctor_says_why_parts_of_capture_are_python(problem: str, described: str, fact: str, extension: str) -> None:
+    code = REFUSE.format(name=extension, problem=problem) + PROGRAM
+    facts = json.loads(run_doctor("--json", code=code).stdout)
+    assert facts[fact] == described
     assert facts["capture"] == "works"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tensorprobe.errors import NoData
 from tensorprobe.record import open_run
-from tensorprobe.record.blob_writer import BlobWriter
+from tensorprobe.record.blob_writer import BlobWriter, make_buffers
 from tensorprobe.record.tensor_store import TensorStore
 from tests.record.writing import call, close, slot, start_writer
 
@@ -179,3 +179,16 @@ def test_store_on_a_broken_disk_goes_on_without_values(tmp_path: Path) -> None:
     assert store.store(memoryview(b"abc"), "digest") == 0
     store.close()
     assert (tmp_path / "step1" / "rank0" / "tensors.bin").read_bytes()[:3] == b"abc"
+
+
+@pytest.mark.parametrize("direct", DIRECT)
+def test_buffers_serve_one_file_after_the_other(direct: bool, tmp_path: Path) -> None:
+    buffers = make_buffers()
+    for name, size in (("first", 9_000_000), ("second", 100), ("third", 17_000_001)):
+        blob = BlobWriter(tmp_path / name, direct=direct, buffers=buffers)
+        blob.append(memoryview(name.encode() * size))
+        blob.append(memoryview(b"end"))
+        blob.close()
+        start = len(name) * size
+        padded = b"\0" * (-start % 64)
+        assert (tmp_path / name).read_bytes() == name.encode() * size + padded + b"end".ljust(64, b"\0")

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import tempfile
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import typer
 
 from tensorprobe.cli.options import JSON
 from tensorprobe.model import CaptureLevel
-from tensorprobe.numerics.native import SWITCH, describe
+from tensorprobe.numerics.native import describe, extension
 from tensorprobe.standard_json import encode
 from tensorprobe.text import message
 from tensorprobe.version import VERSION
@@ -47,7 +46,8 @@ def doctor(as_json: bool = JSON) -> None:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _REQUIRED},
         "kernel": describe(),
-        "loops": _loops(),
+        "loops": _native("tensorprobe._fast"),
+        "recorder": _native("tensorprobe.record._frames"),
         "compiler": _compiler(),
         "devices": _devices(),
         "extras": {name: _version(name) for name in _PARTS},
@@ -62,7 +62,7 @@ def doctor(as_json: bool = JSON) -> None:
 
 def _render(facts: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {number or 'missing'}" for name, number in facts["packages"].items())
-    native = facts["kernel"].startswith("native") and facts["loops"] == "native"
+    native = all(facts[part].startswith("native") for part in ("kernel", "loops", "recorder"))
     compiler = facts["compiler"] or "none" + (
         "" if native else ": install one (gcc or clang) and reinstall tensorprobe"
     )
@@ -75,6 +75,8 @@ def _render(facts: dict[str, Any]) -> str:
         f"packages   {packages}",
         f"kernel     {message(facts['kernel'])}" + _cost(facts["kernel"], "measuring tensors is several times slower"),
         f"loops      {message(facts['loops'])}" + _cost(facts["loops"], "capture costs more per call"),
+        f"recorder   {message(facts['recorder'])}"
+        + _cost(facts["recorder"], "writing a record takes several times longer"),
         f"compiler   {compiler}",
     ]
     for name, number in facts["extras"].items():
@@ -115,21 +117,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _loops() -> str:
-    """Return whether the loops that run for every captured call are the C ones: `native`, or `python (why)`."""
-    from tensorprobe.fast import fast
-
-    if fast is not None:
-        return "native"
-    if os.environ.get(SWITCH, "") not in ("", "0"):
-        return f"python ({SWITCH} is set)"
-    try:
-        import_module("tensorprobe._fast")
-    except ModuleNotFoundError:
-        return "python (extension not built)"
-    except ImportError as problem:
-        return f"python (extension does not load: {problem})"
-    return "python"
+def _native(name: str) -> str:
+    """Return whether loops that run for every captured call are the C ones: `native`, or `python (why)`."""
+    found, reason = extension(name)
+    return f"python ({reason})" if found is None else "native"
 
 
 def _devices() -> list[str]:

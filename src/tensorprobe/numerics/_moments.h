@@ -253,6 +253,29 @@ static Figures summarize_tensor(const Kind *kind, const void *bytes, int64_t ele
     return figures;
 }
 
+#if HAVE_X86
+#define FLUSH_BITS 0x8040u /* of MXCSR: treat subnormal operands, and results, as zero */
+static unsigned keep_subnormals(void) {
+    const unsigned before = _mm_getcsr();
+    if (before & FLUSH_BITS) _mm_setcsr(before & ~FLUSH_BITS);
+    return before;
+}
+static void restore_subnormals(unsigned before) {
+    if (before & FLUSH_BITS) _mm_setcsr(before);
+}
+#else
+static unsigned keep_subnormals(void) { return 0; }
+static void restore_subnormals(unsigned before) { (void)before; }
+#endif
+
+/* The same figures also where the program has subnormal numbers treated as zero. */
+static Figures summarize_exactly(const Kind *kind, const void *bytes, int64_t elements) {
+    const unsigned before = keep_subnormals();
+    const Figures figures = summarize_tensor(kind, bytes, elements);
+    restore_subnormals(before);
+    return figures;
+}
+
 static void prepare_moments(int has_avx2) {
 #if HAVE_X86
     if (has_avx2) {

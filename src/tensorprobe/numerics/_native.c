@@ -20,21 +20,6 @@
 #define GREATEST_COUNT (INT64_C(1) << 58) /* no memory holds more; below it no count times size overflows */
 #define GIL_BYTES 65536
 
-#if HAVE_X86
-#define FLUSH_BITS 0x8040u /* of MXCSR: treat subnormal operands, and results, as zero */
-static unsigned keep_subnormals(void) {
-    const unsigned before = _mm_getcsr();
-    if (before & FLUSH_BITS) _mm_setcsr(before & ~FLUSH_BITS);
-    return before;
-}
-static void restore_subnormals(unsigned before) {
-    if (before & FLUSH_BITS) _mm_setcsr(before);
-}
-#else
-static unsigned keep_subnormals(void) { return 0; }
-static void restore_subnormals(unsigned before) { (void)before; }
-#endif
-
 static int read_integers(PyObject *const *args, Py_ssize_t given, int wanted, long long *numbers) {
     if (given != wanted) {
         PyErr_Format(PyExc_TypeError, "expected %d integers, got %zd arguments", wanted, given);
@@ -70,10 +55,7 @@ static int64_t row_bytes(const int64_t *row) {
 }
 
 static Figures summarize_row(const int64_t *row) {
-    const unsigned before = keep_subnormals();
-    const Figures figures = summarize_tensor(&kinds[row[2]], (const void *)(intptr_t)row[0], row[1]);
-    restore_subnormals(before);
-    return figures;
+    return summarize_exactly(&kinds[row[2]], (const void *)(intptr_t)row[0], row[1]);
 }
 
 /* Made by hand, since Py_BuildValue takes as long as a small tensor does. */

@@ -28,7 +28,7 @@ def switched_off() -> bool:
 
 def kernel() -> ModuleType | None:
     """Return the native extension, or None if the twin is used. Decided once in a process."""
-    return _load()[0]
+    return extension(EXTENSION)[0]
 
 
 @cache
@@ -39,19 +39,19 @@ def implementation() -> ModuleType:
 
 def describe() -> str:
     """Return one line for users: `native (AVX2, F16C)`, `native (portable)` or `numpy twin (why)`."""
-    native, reason = _load()
+    native, reason = extension(EXTENSION)
     if native is None:
         return f"numpy twin ({reason})"
     return f"native ({', '.join(native.features()) or 'portable'})"
 
 
 @cache
-def _load() -> tuple[ModuleType | None, str]:
-    """Return the extension, or None and the reason."""
+def extension(name: str) -> tuple[ModuleType | None, str]:
+    """Return an extension of ours, or None and the reason."""
     if switched_off():
         return None, f"{SWITCH} is set"
     try:
-        return importlib.import_module(EXTENSION), ""
+        return importlib.import_module(name), ""
     except ModuleNotFoundError:
         return None, "extension not built"
     except ImportError as problem:

@@ -7,8 +7,10 @@ allows it (O_DIRECT): that is steadier and leaves the processor to the training.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+from array import array
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +19,16 @@ from tensorprobe.model.interrupts import let_through
 from tensorprobe.record.ring import ALIGNMENT, aligned
 
 BUFFER_BYTES = 8 << 20
+ADDRESS, USED, START = range(3)
+"""Places in `BlobWriter.state`."""
 _BLOCK_BYTES = 4096
 _BUFFERS = 3
 _ZEROS = bytes(ALIGNMENT)
+
+
+def make_buffers() -> list[mmap.mmap]:
+    """Return the buffers that a `BlobWriter` needs; a later one may have them again, without their page faults."""
+    return [mmap.mmap(-1, BUFFER_BYTES) for _ in range(_BUFFERS)]
 
 
 class BlobWriter:
@@ -28,42 +37,43 @@ class BlobWriter:
     `written_to` is the length up to which the file is complete. Nothing is written after a failure, so there are no holes.
     """
 
-    def __init__(self, path: Path, *, direct: bool = True) -> None:
+    def __init__(self, path: Path, *, direct: bool = True, buffers: list[mmap.mmap] | None = None) -> None:
         self._fd, self.direct = _open(path, direct)
-        self._free = [mmap.mmap(-1, BUFFER_BYTES) for _ in range(_BUFFERS)]
+        self._free = list(buffers or make_buffers())
         self._views = {id(buffer): memoryview(buffer) for buffer in self._free}
         self._busy: deque[tuple[Future[None], mmap.mmap]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-blob")
-        self._current = self._free.pop()
-        self._used = 0
-        self._start = 0
-        self._offsets: dict[tuple[str, int], int] = {}
+        self.state = array("q", [0, 0, 0])
+        """The buffer being filled: its address, how much of it is used, where it begins in the file. Shared with C."""
+        self._take_buffer()
+        self.offsets: dict[tuple[str, int], int] = {}
+        """Where bytes are stored, by digest and size."""
         self._failure: OSError | None = None
         self.written_to = 0
 
     @property
     def size_bytes(self) -> int:
         """The length of the file once everything appended is written."""
-        return self._start + self._used
+        return self.state[START] + self.state[USED]
 
     def find(self, digest: str, nbytes: int) -> int | None:
         """Return the offset of these bytes if they are stored already."""
-        return self._offsets.get((digest, nbytes))
+        return self.offsets.get((digest, nbytes))
 
     def remember(self, digest: str, nbytes: int, offset: int) -> None:
         """Make `find` know the bytes that were just appended."""
-        self._offsets[digest, nbytes] = offset
+        self.offsets[digest, nbytes] = offset
 
     def append(self, data: memoryview) -> int:
         """Add bytes, padded to the alignment, and return their offset."""
-        offset, used = self.size_bytes, self._used
+        offset, used = self.size_bytes, self.state[USED]
         end = used + len(data)
         next_used = aligned(end)
         if next_used < BUFFER_BYTES:  # nearly always
             view = self._views[id(self._current)]
             view[used:end] = data
             view[end:next_used] = _ZEROS[: next_used - end]
-            self._used = next_used
+            self.state[USED] = next_used
             return offset
         self.extend(data)
         self.pad()
@@ -73,38 +83,40 @@ class BlobWriter:
         """Add bytes right after the last ones: for a tensor that comes in pieces."""
         taken = 0
         while taken < len(data):
-            part = data[taken : taken + BUFFER_BYTES - self._used]
-            self._views[id(self._current)][self._used : self._used + len(part)] = part
-            self._used += len(part)
+            used = self.state[USED]
+            part = data[taken : taken + BUFFER_BYTES - used]
+            self._views[id(self._current)][used : used + len(part)] = part
+            self.state[USED] += len(part)
             taken += len(part)
-            if self._used == BUFFER_BYTES:
+            if self.state[USED] == BUFFER_BYTES:
                 self._submit()
 
     def pad(self) -> None:
         """Fill up to the alignment, so that the next tensor may start."""
-        missing = aligned(self._used) - self._used
+        missing = aligned(self.state[USED]) - self.state[USED]
         if missing:
             self.extend(memoryview(bytes(missing)))
 
     def rewind(self, offset: int) -> bool:
         """Forget what was appended from `offset` on. Return False if it has left the buffer already."""
-        if offset < self._start:
+        if offset < self.state[START]:
             return False
-        self._used = offset - self._start
+        self.state[USED] = offset - self.state[START]
         return True
 
     def flush(self) -> None:
         """Return when all appended bytes are in the file. The last, unfilled block is written and will be written again."""
         self._collect(0)
-        if self._used:
-            self._write(self._current, self._used, self._start)
-            keep = self._used - self._used % _BLOCK_BYTES
+        _, used, start = self.state
+        if used:
+            self._write(self._current, used, start)
+            keep = used - used % _BLOCK_BYTES
             if keep:
                 view = self._views[id(self._current)]
-                tail = bytes(view[keep : self._used])
+                tail = bytes(view[keep:used])
                 view[: len(tail)] = tail
-                self._start += keep
-                self._used = len(tail)
+                self.state[START] += keep
+                self.state[USED] = len(tail)
 
     def close(self) -> None:
         """Write what is left, cut the file to its true length, and close it whatever happened."""
@@ -117,14 +129,18 @@ class BlobWriter:
             finally:
                 os.close(self._fd)
 
+    def _take_buffer(self) -> None:
+        self._current = self._free.pop()
+        self.state[ADDRESS] = ctypes.addressof(ctypes.c_char.from_buffer(self._current))
+
     def _submit(self) -> None:
-        buffer, start = self._current, self._start
+        buffer, start = self._current, self.state[START]
         self._busy.append((self._writer.submit(self._write, buffer, BUFFER_BYTES, start), buffer))
-        self._start += BUFFER_BYTES
-        self._used = 0
+        self.state[START] += BUFFER_BYTES
+        self.state[USED] = 0
         if not self._free:
             self._collect(_BUFFERS - 2)
-        self._current = self._free.pop()
+        self._take_buffer()
 
     def _collect(self, most: int) -> None:
         """Wait until at most `most` writes are under way."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -38,6 +39,7 @@ from tensorprobe.record.messages import (
     StackNote,
     StepNote,
 )
+from tensorprobe.record.plain_frames import PlainFrames, load
 from tensorprobe.record.ring import Ring
 from tensorprobe.record.step_files import RunPlace, StepFiles, Stored, write_all
 from tensorprobe.record.tensor_store import TensorStore
@@ -105,33 +107,31 @@ class Recorder:
         self._tensors = self._files.tensors
         self.part: RankPart | None = None
         self._stored: dict[int, Stored] = {}
-        self._next_token = 0
+        self._tokens = array("q", [0])
+        """How many tensors have come."""
         self._partial: _PartialTensor | None = None
         self._closing: CloseNote | None = None
         self._populated = 0
         apart = os.getpid() != orders.trainer_pid
         self._trainer = life_of(orders.trainer_pid) if apart else None
         self._populating = ThreadPoolExecutor(1, thread_name_prefix="tensorprobe-ring") if apart else None
+        native = load() if isinstance(self._files, StepFiles) else None
+        self._plain: PlainFrames | None = None
+        if native is not None and isinstance(self._files, StepFiles):
+            self._plain = PlainFrames(native, self._files, ring, self._stored, self._tokens)
 
     def run(self) -> None:
         """Record until the trainer closes the run or is gone."""
         self._ring.begin_reading()
         try:
-            for batch in self._batches():
-                for frames in _by_step(batch):
-                    self._take_pieces([piece for frame in frames for piece in frame.pieces])
-                    for frame in frames:
-                        if frame.call is not None:
-                            self._take_call(frame.call)
-                        elif frame.note is not None:
-                            self._take_note(frame.note)
+            self._read()
         finally:
             if self._populating is not None:
                 self._populating.shutdown()
             self.part = self._files.finish(self._closing, self._orders.trainer_pid)
 
-    def _batches(self) -> Iterator[list[Frame]]:
-        """Yield complete frames as they come. What a killed trainer left half-written at the end is dropped."""
+    def _read(self) -> None:
+        """Record complete frames as they come. What a killed trainer left half-written at the end is dropped."""
         waiting = bytearray()
         pipe = self._orders.pipe_fd
         os.set_blocking(pipe, False)
@@ -149,9 +149,7 @@ class Recorder:
                     return
                 idle_s = 0.0
                 waiting += chunk
-                frames, used = self._decode(waiting)
-                del waiting[:used]
-                yield frames
+                del waiting[: self._take(waiting)]
                 if self._closing is not None:
                     return
                 if len(chunk) > _READ_BYTES // 4:
@@ -159,9 +157,37 @@ class Recorder:
             # Never blocked in a read: a write of the trainer then wakes nobody, which would cost it more than the write.
             time.sleep(_PAUSE_S)
 
-    def _decode(self, waiting: bytearray) -> tuple[list[Frame], int]:
-        frames, at = [], 0
-        while at + LENGTH_BYTES <= len(waiting):
+    def _take(self, waiting: bytearray) -> int:
+        """Record the complete frames. Return how many bytes they are."""
+        if self._plain is None:
+            frames, at = self._decode(waiting, 0)
+            self._take_frames(frames)
+            return at
+        at = 0
+        while True:
+            start = at
+            if self._partial is None:
+                at = self._plain.take(waiting, at)
+                self._prepare(self._ring.consumed)
+            if at == start:
+                frames, at = self._decode(waiting, at, most=1)
+                if not frames:
+                    return at
+                self._take_frames(frames)
+
+    def _take_frames(self, batch: list[Frame]) -> None:
+        for frames in _by_step(batch):
+            self._take_pieces([piece for frame in frames for piece in frame.pieces])
+            for frame in frames:
+                if frame.call is not None:
+                    self._take_call(frame.call)
+                elif frame.note is not None:
+                    self._take_note(frame.note)
+
+    def _decode(self, waiting: bytearray, at: int, *, most: int | None = None) -> tuple[list[Frame], int]:
+        """Return the complete frames from `at` on, at most so many, and where the next one begins."""
+        frames: list[Frame] = []
+        while at + LENGTH_BYTES <= len(waiting) and len(frames) != most:
             (length,) = struct.unpack_from("<I", waiting, at)
             end = at + LENGTH_BYTES + length
             if end > len(waiting):
@@ -222,9 +248,13 @@ class Recorder:
             self._partial = None
 
     def _give_back(self, piece: Piece) -> None:
-        """Free the ring up to this piece. If the trainer is about to use memory for the first time, prepare it."""
+        """Free the ring up to this piece."""
         self._ring.consumed = piece.position + piece.nbytes
-        wanted = min(piece.position + _AHEAD_BYTES, self._ring.size_bytes)
+        self._prepare(piece.position)
+
+    def _prepare(self, position: int) -> None:
+        """If the trainer is about to use memory of the ring for the first time, have it allocated."""
+        wanted = min(position + _AHEAD_BYTES, self._ring.size_bytes)
         if wanted > self._populated and self._populating is not None:
             self._populating.submit(self._ring.populate, self._populated, wanted - self._populated)
             self._populated = wanted
@@ -234,8 +264,8 @@ class Recorder:
         return address, piece.nbytes // BY_CODE[piece.dtype].itemsize, piece.dtype
 
     def _keep(self, stored: Stored) -> None:
-        self._stored[self._next_token] = stored
-        self._next_token += 1
+        self._stored[self._tokens[0]] = stored
+        self._tokens[0] += 1
 
     def _take_call(self, event: Event) -> None:
         self._files.call(event, [None if s.token == NO_TOKEN else self._stored.pop(s.token) for s in event.slots])

@@ -69,7 +69,9 @@ class Ring:
         self._map = Mapping(fd, nbytes) if fd != -1 else None
         self._bytes = memoryview(mmap.mmap(-1, nbytes)) if self._map is None else self._map.bytes
         self._header = self._bytes[:16].cast("Q")
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes)) + _HEADER_BYTES
+        self.header_address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
+        """Where `consumed` is, as a number of eight bytes."""
+        self.address = self.header_address + _HEADER_BYTES
 
     @property
     def consumed(self) -> int:

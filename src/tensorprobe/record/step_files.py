@@ -95,6 +95,7 @@ class StepFiles:
         self._calls_size = 0
         self._stacks_fd = -1
         self._lines: list[bytes] = []
+        self._calls_waiting = 0
         self._flushed_at = 0
         self._lost_calls = 0
         self._failures: Counter[str] = Counter()
@@ -126,8 +127,13 @@ class StepFiles:
         """Add the line of a call."""
         for slot, kept in zip(event.slots, stored, strict=True):
             _complete(slot, kept)
-        self._lines.append(self._encoder.encode(event))
-        if len(self._lines) >= _FLUSH_LINES or self.tensors.size_bytes - self._flushed_at >= _FLUSH_BYTES:
+        self.add_lines(self._encoder.encode(event), 1)
+
+    def add_lines(self, lines: bytes, calls: int) -> None:
+        """Add the lines of some calls, separated by line ends, whose bytes are in `tensors`."""
+        self._lines.append(lines)
+        self._calls_waiting += calls
+        if self._calls_waiting >= _FLUSH_LINES or self.tensors.size_bytes - self._flushed_at >= _FLUSH_BYTES:
             self.flush()
 
     def stack(self, note: StackNote) -> None:
@@ -146,20 +152,21 @@ class StepFiles:
         if not self._lines:
             return
         lines, self._lines = self._lines, []
+        calls, self._calls_waiting = self._calls_waiting, 0
         self.tensors.flush()
         self._flushed_at = self.tensors.size_bytes
         if self.tensors.broken:
-            lines = [self._without_lost_data(line) for line in lines]
+            lines = [self._without_lost_data(line) for line in b"\n".join(lines).split(b"\n")]
         try:
             if self._calls_fd == -1:
                 self._open_calls()
             data = b"\n".join(lines) + b"\n"
             write_all(self._calls_fd, data)
             self._calls_size += len(data)
-            self._calls_in_file += len(lines)
+            self._calls_in_file += calls
         except OSError as error:
             self._count("calls.jsonl", error)
-            self._lost_calls += len(lines)
+            self._lost_calls += calls
             self._cut_torn_line()
             let_through(error)
 

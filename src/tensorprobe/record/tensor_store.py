@@ -6,10 +6,11 @@ Disk errors are counted, not raised. The step goes on with summaries only, and t
 from __future__ import annotations
 
 from collections import Counter
+from mmap import mmap
 from pathlib import Path
 
 from tensorprobe.model.interrupts import let_through
-from tensorprobe.record.blob_writer import BlobWriter
+from tensorprobe.record.blob_writer import BlobWriter, make_buffers
 
 
 class TensorStore:
@@ -18,9 +19,10 @@ class TensorStore:
     wants_digest = True
 
     def __init__(self, *, keep_data: bool, max_bytes: int | None, direct: bool) -> None:
-        self._keep_data, self._max_bytes, self._direct = keep_data, max_bytes, direct
+        self.keeps_data, self._max_bytes, self._direct = keep_data, max_bytes, direct
         self._path: Path | None = None
         self._blob: BlobWriter | None = None
+        self._buffers: list[mmap] = []
         self._broken = False
         self._bytes_before = 0
         self.failures: Counter[str] = Counter()
@@ -46,8 +48,8 @@ class TensorStore:
 
     def store(self, data: memoryview, digest: str) -> int | None:
         """Return the offset of these bytes, new or known; None when they are not kept."""
-        if not self._keep_data or not data:
-            return 0 if self._keep_data else None
+        if not self.keeps_data or not data:
+            return 0 if self.keeps_data else None
         blob = self._open()
         if blob is None:
             return None
@@ -62,9 +64,15 @@ class TensorStore:
         blob.remember(digest, len(data), offset)
         return offset
 
+    def room(self) -> tuple[tuple[int, dict[tuple[str, int], int]] | None, int]:
+        """Return, for C, the open file as the address of its state and its offsets, and how long it may become."""
+        limit = 2**62 if self._max_bytes is None else self._max_bytes - self._bytes_before
+        blob = self._blob
+        return None if blob is None else (blob.state.buffer_info()[0], blob.offsets), limit
+
     def begin(self) -> int | None:
         """Start a tensor that comes in pieces. Return its offset, or None when it is not kept."""
-        blob = self._open() if self._keep_data else None
+        blob = self._open() if self.keeps_data else None
         return None if blob is None else blob.size_bytes
 
     def extend(self, data: memoryview) -> None:
@@ -119,7 +127,8 @@ class TensorStore:
         if self._blob is None and not self._broken and self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._blob = BlobWriter(self._path, direct=self._direct)
+                self._buffers = self._buffers or make_buffers()
+                self._blob = BlobWriter(self._path, direct=self._direct, buffers=self._buffers)
             except OSError as error:
                 self._fail(error)
         return self._blob
