@@ -18,7 +18,7 @@ OLD_NAMES := ptdbg_ascend api_accuracy_checker msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: fuzz test-torch help demo check test test-peer docs lint web browser screenshots bench-page bench bench-quick bench-capture bench-compare bench-ptdbg bench-online bench-overflow bench-msprobe detect heldout identical sweep wheel sanitize clean
+.PHONY: fuzz test-torch help demo check test test-peer docs lint web browser screenshots bench-page bench bench-quick bench-capture bench-compare bench-ptdbg bench-online bench-overflow detect heldout identical sweep wheel sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,10 +133,10 @@ bench: $(READY) ## every speed target beside its figure, in 15 minutes (after sh
 bench-quick: $(READY) ## the same without the published peer, in 3 minutes
 	$(BIN)/python -m bench --quick
 
-bench-capture: $(READY) ## measure capture beside plain training and the published peer; ARGS="--help" for options
+bench-capture: $(READY) ## measure capture beside plain training and the published peer; ARGS="--msprobe": our msprobe too
 	$(BIN)/python -m bench.capture $(ARGS)
 
-bench-compare: $(READY) ## measure compare beside the published peer's, on the same tensors; ARGS="--help" for options
+bench-compare: $(READY) ## measure compare beside the published peer's, on the same tensors; ARGS="--msprobe": our msprobe too
 	$(BIN)/python -m bench.compare $(ARGS)
 
 bench-ptdbg: $(READY) ## measure dump and compare by the old names beside the old guide's figures; ARGS="--help" for options
@@ -147,9 +147,6 @@ bench-online: $(READY) ## measure online compare: cost, share compared, faults f
 
 bench-overflow: $(READY) ## measure the overflow watch: cost, planted NaN and inf found, false alarms; ARGS="--help" for options
 	$(BIN)/python -m bench.overflow $(ARGS)
-
-bench-msprobe: $(READY) ## measure dump and compare by msprobe's names beside the published package; ARGS="--help" for options
-	$(BIN)/python -m bench.legacy.msprobe $(ARGS)
 
 detect: $(READY) ## plant every fault of the catalog, compare, and count what each policy finds
 	$(BIN)/python -m bench.compare.detection $(ARGS)

@@ -9,7 +9,6 @@
     python -m bench.overflow              the overflow watch: planted NaN and inf named, false alarms, cost
     python -m bench.precheck              how much of torch precheck replays, and whether its verdicts are right
     python -m bench.legacy.ptdbg          dump and compare by the names of ptdbg_ascend
-    python -m bench.legacy.msprobe        dump and compare by the names of msprobe, beside the published package
     python -m bench.sim                   the simulated device against the CPU, over torch's operator database
 
 `driver.py` holds what the drivers share, `protocol.py` how a training step is measured, `workloads.py` and `zoo.py` the

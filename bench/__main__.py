@@ -25,7 +25,6 @@ from bench.compare import table as compare
 from bench.compare.opening import list_targets as opening_targets
 from bench.driver import RESULTS, describe_machine, environment, write_report
 from bench.instructions import list_targets as instruction_targets
-from bench.legacy.msprobe import list_targets as msprobe_targets
 from bench.online import table as online
 from bench.overflow import table as overflow
 
@@ -70,9 +69,8 @@ PARTS = {
     "all": (
         Part("bench.compare.opening", "--keep", 40, opening_targets),
         Part("bench.compare", "--sizes small,summary --variants noisy,proved --repeats 2 --no-peer", 100, _compare),
-        Part("bench.compare", "--sizes large --variants noisy,cold,proved --repeats 1", 200, _compare),
-        Part("bench.capture", "--workloads gpt-tiny,resnet-small,gpt-medium --repeats 1", 240, _capture),
-        Part("bench.legacy.msprobe", "--parts dump,compare --workloads gpt-tiny,resnet-small --repeats 1", 150, msprobe_targets),
+        Part("bench.compare", "--sizes large --variants noisy,cold,proved --repeats 1 --msprobe", 270, _compare),
+        Part("bench.capture", "--workloads gpt-tiny,resnet-small,gpt-medium --repeats 1 --msprobe", 320, _capture),
         Part("bench.online", "--parts overhead --sizes small --devices cpu --repeats 1", 80, _online),
         Part("bench.overflow", "--parts overhead --repeats 1", 40, _overflow),
         Part("bench.instructions", "--workload gpt-tiny", 60, instruction_targets),

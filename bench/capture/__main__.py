@@ -1,5 +1,7 @@
 """Side by side: a training step plain, under tensorprobe and under the published peer.
 
+With `--msprobe` also under our package of the peer's name: the peer's own script, unchanged, in our environment.
+
 Every measurement is a process of its own (`worker.py`, `bench.peer.run`; the rules are in `bench.protocol`); the processes of all
 tools take turns, and the whole round is repeated. Prints tables and writes `bench/results/capture.json`. Exits with 1
 when a measurement failed. A missed target is a result, not a failure.
@@ -28,6 +30,8 @@ from bench.driver import (
 
 PEER_LEVELS = {"module": "L0", "api": "L1", "mix": "mix"}
 WORKLOADS = ["gpt-tiny", "gpt-tiny-fb", "resnet-small", "gpt-medium", "gpt-medium-fb"]
+SCRIPTED = {"peer": str(PEER_PYTHON), "msprobe": sys.executable}
+"""Tools that a script for msprobe runs under, with their Pythons."""
 STEPS = {"tiny": 5, "small": 3, "medium": 2}
 
 
@@ -35,9 +39,9 @@ def make_task(workload: str, tool: str, mode: str = "", level: str = "") -> Task
     """A tool on a workload. Mode `digest` is the peer's md5, beside our summary, which has digests."""
     about = {"workload": workload, "tool": tool, "mode": mode, "level": level}
     arguments = ("--workload", workload, "--steps", str(STEPS[workload.split("-")[1]]))
-    if tool == "peer":
+    if tool in SCRIPTED:
         arguments += ("--mode", mode, "--level", PEER_LEVELS[level])
-        return Task("bench.peer.run", about, arguments, python=str(PEER_PYTHON), needs_folder=True)
+        return Task("bench.peer.run", about, arguments, python=SCRIPTED[tool], needs_folder=True)
     own = {"plain": "plain", "digest": "summary"}.get(mode or tool, mode)
     arguments += ("--mode", own, *(("--level", level) if level else ()))
     return Task("bench.capture.worker", about, arguments, needs_folder=True)
@@ -50,8 +54,9 @@ def list_tasks(options: argparse.Namespace) -> Iterator[Task]:
         for mode in options.modes:
             for level in options.levels:
                 yield make_task(workload, "tensorprobe", mode, level)
-                if options.peer and level in PEER_LEVELS:
-                    yield make_task(workload, "peer", mode, level)
+                for tool in SCRIPTED if level in PEER_LEVELS else ():
+                    if getattr(options, tool):
+                        yield make_task(workload, tool, mode, level)
 
 
 def parse_options() -> argparse.Namespace:
@@ -62,6 +67,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--modes", type=modes, default=["tensor", "summary"], help="tensor, summary, digest")
     parser.add_argument("--levels", type=levels, default=["api"], help="module, api, mix, aten (the peer has no aten)")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="leave the published peer out")
+    parser.add_argument("--msprobe", action="store_true", help="our package of the name msprobe too")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
     parser.add_argument("--quick", action="store_true", help="one round of three workloads")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")

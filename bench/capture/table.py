@@ -16,6 +16,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.tables import targets_table
+
 Round = dict[str, Any]
 Case = dict[str, Any]
 
@@ -30,6 +32,8 @@ STEP_TARGETS = {
 """(mode, part of the workload's name) → how long a captured step may be, flush included, in plain steps (API level)."""
 SPEED_TARGET = 8.0
 """Tensor mode at API level: GB/s in multiples of the peer's."""
+DUMP_TARGETS = {"tensor": 6.0, "summary": 3.0, "digest": 3.0}
+"""By the name of msprobe: the peer's added time over ours."""
 STOPPED_TARGET = 1.03
 """No measurable cost when stopped: the fastest stopped step against the fastest plain one."""
 MEMORY_TARGET_BYTES = 200e6
@@ -128,7 +132,7 @@ def _figures(case: Case, cases: list[Case]) -> list[str]:
     if case["tool"] == "plain":
         seconds = _over_rounds(case, lambda r: _median(r, "plain"))
         return [_text(seconds, "{:.3f}"), *[""] * 5, plain_peak]
-    peer = _peer_of(case, cases) if case["tool"] == "tensorprobe" else None
+    peer = _peer_of(case, cases) if case["tool"] != "peer" else None
     speed, extra = _over_rounds(case, gigabytes_a_second), _over_rounds(case, extra_seconds)
     faster = _divided(speed, _over_rounds(peer, gigabytes_a_second))
     cheaper = _divided(_over_rounds(peer, extra_seconds), extra)
@@ -153,13 +157,15 @@ def _figures(case: Case, cases: list[Case]) -> list[str]:
 def list_targets(cases: list[Case]) -> list[tuple[str, str, str, str]]:
     """(what, target, measured, reached) for each target that these cases can answer."""
     rows: list[tuple[str, str, str, str]] = []
-    for case in (c for c in cases if c["tool"] == "tensorprobe"):
+    for case in (c for c in cases if c["tool"] in ("tensorprobe", "msprobe")):
         if all("error" in result for result in case["rounds"]):
             continue
         label = f"{case['workload']} {case['mode']} {case['level']}"
+        label += ", dump by the name of msprobe" if case["tool"] == "msprobe" else ""
         peer = _peer_of(case, cases)
         unsure = is_disturbed(case, cases) or (peer is not None and is_disturbed(peer, cases))
-        for what, target, measured, reached in _targets_of(case, peer):
+        found = _dump_target(case, peer) if case["tool"] == "msprobe" else _targets_of(case, peer)
+        for what, target, measured, reached in found:
             verdict = "yes" if reached else "NO"
             rows.append((f"{label}: {what}", target, measured, f"{verdict} (disturbed)" if unsure else verdict))
     return rows
@@ -180,6 +186,13 @@ def _targets_of(case: Case, peer: Case | None) -> Iterator[tuple[str, str, str, 
         yield "GB/s", f"≥ {SPEED_TARGET:.0f}x peer", measured, faster >= SPEED_TARGET
     yield "stopped", f"≤ {STOPPED_TARGET}x", f"{stopped.median:.3f}x", stopped.median <= STOPPED_TARGET
     yield from _memory_target(case)
+
+
+def _dump_target(case: Case, peer: Case | None) -> Iterator[tuple[str, str, str, bool]]:
+    cheaper = _divided(_over_rounds(peer, extra_seconds), _over_rounds(case, extra_seconds))
+    if cheaper:
+        target = DUMP_TARGETS[case["mode"]]
+        yield "added time", f"≥ {target:g}x peer", f"{cheaper:.1f}x", cheaper >= target
 
 
 def _memory_target(case: Case) -> Iterator[tuple[str, str, str, bool]]:
@@ -206,9 +219,4 @@ def print_tables(cases: list[Case]) -> None:
         figures.add_row(case["workload"], f"{case['mode']} {case['level']}", tool, *_figures(case, cases))
     console.print(figures)
     console.print(NOTES, highlight=False)
-    targets = Table(title="Targets", box=box.SIMPLE_HEAD)
-    for column in ("what", "target", "measured", "reached"):
-        targets.add_column(column)
-    for row in list_targets(cases):
-        targets.add_row(*row)
-    console.print(targets)
+    console.print(targets_table(list_targets(cases)))

@@ -1,10 +1,12 @@
 """Side by side: comparing two runs with tensorprobe and with the published peer, on the same tensors.
 
-Every measurement is a whole process, from its start to its exit code; the processes of both tools take turns. Sizes and
+With `--msprobe` also with our program of the peer's name, on the peer's own dumps.
+Every measurement is a whole process, from its start to its exit code; the processes of all tools take turns. Sizes and
 their tensors are in plan.py, the dumps are made by data.py. Variants: `noisy` (every tensor differs, one
 fault is planted, files in the page cache), `cold` (the same from disk), `identical` (no tensor differs, so that equal
 digests may save the reading), `proved` (as `noisy`, with the replays that prove the answer; the others are with
-`--prove off`, as the peer proves nothing). Checks that our answer names the planted call and that the peer's table has its rows.
+`--prove off`, as the peer proves nothing). Checks that our answer names the planted call, and that a table of
+msprobe has its rows and shows the planted error.
 Prints tables and writes `bench/results/compare.json`. Exits with 1 when a measurement failed or an answer is wrong. A
 missed target is a result, not a failure.
 """
@@ -42,9 +44,12 @@ from bench.driver import (
 from bench.processes import Finished, drop_pages, run_process, warm_pages
 
 OURS = Path(sys.executable).with_name("tensorprobe")
-PEER = PEER_PYTHON.with_name("msprobe")
+MSPROBE = {"peer": [str(PEER_PYTHON.with_name("msprobe"))], "msprobe": [sys.executable, "-m", "msprobe"]}
+"""The programs of that name: the published one, and ours."""
 PEER_ONCE = ("cold", "identical")
 """Variants that the peer runs in the first round only: it needs ten times as long as all of ours together."""
+FAULT = 0.01
+"""The planted error is far above this, the noise everywhere else far below."""
 OURS_EACH = 2
 """How often ours runs for each run of the peer beside it: it is short, and its figures scatter more."""
 
@@ -60,12 +65,12 @@ class Task:
 
     def command(self, dumps: Dumps | None, output: Path) -> list[str]:
         if dumps is None:
-            return [str(PEER if self.tool == "peer" else OURS), "--help"]
+            return [*MSPROBE.get(self.tool, [str(OURS)]), "--help"]
         identical = self.variant == "identical"
-        if self.tool == "peer":
+        if self.tool in MSPROBE:
             target, golden = dumps.peer("baseline" if identical else "candidate"), dumps.peer("baseline")
             paths = ["-tp", str(target / "dump.json"), "-gp", str(golden / "dump.json")]
-            return [str(PEER), "compare", *paths, "-o", str(output)]
+            return [*MSPROBE[self.tool], "compare", *paths, "-o", str(output)]
         baseline, candidate = dumps.ours("baseline"), dumps.ours("same" if identical else "candidate")
         command = [str(OURS), "compare", str(baseline), str(candidate), "-o", str(output)]
         return [
@@ -88,6 +93,8 @@ def list_tasks(size: Size, options: argparse.Namespace, number: int) -> Iterator
     for variant in (name for name in size.variants if name in options.variants):
         if options.peer and size.peer and variant != "proved" and (number == 0 or variant not in PEER_ONCE):
             yield Task(size.name, variant, "peer")
+        if options.msprobe and size.peer and variant != "proved":
+            yield from [Task(size.name, variant, "msprobe")] * OURS_EACH
         for _ in range(OURS_EACH if size.peer else 1):
             for threads in options.threads:
                 yield Task(size.name, variant, "tensorprobe", threads)
@@ -99,9 +106,9 @@ def run_task(task: Task, dumps: Dumps | None, options: argparse.Namespace) -> di
         output = Path(own) / "output"
         if dumps is not None:
             prepare = drop_pages if task.variant == "cold" else warm_pages
-            prepare(dumps.folder / ("peer" if task.tool == "peer" else "ours"))
+            prepare(dumps.folder / ("peer" if task.tool in MSPROBE else "ours"))
         done = run_process(task.command(dumps, output), Path(own), options.time_limit)
-        check = {"peer": check_peer, "tensorprobe": check_ours}[task.tool]
+        check = check_table if task.tool in MSPROBE else check_ours
         problem = _check_help(done) if dumps is None else check(task, dumps, done, output)
     if problem:
         return {"error": problem}
@@ -129,16 +136,19 @@ def check_ours(task: Task, dumps: Dumps, done: Finished, output: Path) -> str | 
     return None if rows == dumps.slots else f"{rows} rows instead of {dumps.slots}"
 
 
-def check_peer(task: Task, dumps: Dumps, done: Finished, output: Path) -> str | None:
-    """What is wrong with the peer's answer: its table has a row for each tensor (and some more, for scalars)."""
+def check_table(task: Task, dumps: Dumps, done: Finished, output: Path) -> str | None:
+    """What is wrong with a table of msprobe: it has a row for each tensor (and some more, for scalars), and the planted error."""
     tables = sorted(output.glob("compare_result*.csv")) if output.is_dir() else []
-    if done.exit_code or not tables:
+    if done.exit_code not in ((0,) if task.tool == "peer" else (0, 1)) or not tables:
         return _failure(done)
     with tables[-1].open(newline="") as file:
-        names = [row["NPU Name"] for row in csv.DictReader(file)]
-    if len(names) < dumps.slots:
-        return f"{len(names)} rows for {dumps.slots} tensors"
-    return None if f"{dumps.planted}.output.0" in names else f"no row for {dumps.planted}.output.0"
+        rows = list(csv.DictReader(file))
+    if len(rows) < dumps.slots:
+        return f"{len(rows)} rows for {dumps.slots} tensors"
+    row = next((row for row in rows if row["NPU Name"] == f"{dumps.planted}.output.0"), {})
+    error = abs(float(row.get("MaxAbsErr") or row.get("Max diff") or "nan"))
+    is_right = error == 0 if task.variant == "identical" else error > FAULT
+    return None if is_right else f"{dumps.planted}.output.0 has an error of {error}"
 
 
 def _failure(done: Finished) -> str:
@@ -152,8 +162,10 @@ def run_rounds(size: Size | None, dumps: Dumps | None, options: argparse.Namespa
     """For each task of a size its results in all rounds; without a size, those of `--help`."""
     measured: dict[Task, list[dict[str, Any]]] = {}
     for number in range(options.repeats):
-        tools = ["peer", "tensorprobe"] if options.peer else ["tensorprobe"]
-        tasks = list_tasks(size, options, number) if size else (Task("help", "", tool) for tool in tools)
+        tools = [tool for tool in MSPROBE if getattr(options, tool)]
+        tasks = (
+            list_tasks(size, options, number) if size else (Task("help", "", tool) for tool in [*tools, "tensorprobe"])
+        )
         for task in tasks:
             label = f"{task.size} {task.variant} {task.tool}" + (f" {task.threads} threads" if task.threads else "")
             say_round(number, options.repeats, label)
@@ -167,8 +179,9 @@ def run_rounds(size: Size | None, dumps: Dumps | None, options: argparse.Namespa
 def run_size(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Makes the dumps of a size, measures, and removes them again."""
     size = SIZES[name]
-    if not options.peer or options.whole:
-        size = dataclasses.replace(size, peer=options.peer)
+    wanted = options.peer or options.msprobe
+    if not wanted or options.whole:
+        size = dataclasses.replace(size, peer=wanted)
     print(f"{name}: making the dumps", file=sys.stderr, flush=True)
     dumps = describe_dumps(size, options.work)
     # In a process of its own: the peak that the kernel tells of a process is never less than that of the one that
@@ -190,6 +203,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=numbers, default=["1", "2"], help="of tensorprobe; commas between")
     parser.add_argument("--repeats", type=int, default=2, help="rounds")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="leave the published peer out")
+    parser.add_argument("--msprobe", action="store_true", help="our program of the name msprobe too")
     parser.add_argument(
         "--whole", action="store_true", help="give the peer small and summary whole: minutes for each run"
     )

@@ -29,6 +29,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def few(names: Sequence[str], most: int = 5) -> str:
+    """Return `a, b, c`; if there are more, `most` of them `and 7 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return an indented line for each row, its cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ([f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return [f"  {'  '.join(cells)}".rstrip() for cells in padded]
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Return `0-3, 7` for the sorted numbers 0, 1, 2, 3, 7."""
     spans: list[list[int]] = []

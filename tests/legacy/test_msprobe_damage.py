@@ -153,7 +153,7 @@ def test_index_that_changes_under_a_reader_is_told(tmp_path: Path) -> None:
     list(run.calls(1))
     list(run.calls(2))  # now the first segment must read its files again
     (tmp_path / "step0/proc77/dump.json").write_text('{"data": {}}')
-    with pytest.raises(TensorDamaged, match=r"dump\.json changed since it was read"):
+    with pytest.raises(TensorDamaged, match=r"dump\.json' changed since it was read"):
         slot.tensor()
     with pytest.raises(RunDamaged, match=r"dump\.json' changed since it was read"):
         next(calls)

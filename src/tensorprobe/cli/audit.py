@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from tensorprobe.checks.settings import AuditSettings
-from tensorprobe.cli.options import JSON, LIMIT, OUT, format_option, option
+from tensorprobe.cli.options import JSON, LIMIT, OUT, format_option, given, option
 from tensorprobe.cli.precheck import Wanted, run_checks
 from tensorprobe.model.precheck import Audit
 
@@ -51,25 +51,7 @@ def audit(
     Each call is recomputed in float64 from its recorded inputs, and its recorded outputs and gradients are compared with
     that. No second run and no device are needed. Exit code 0: all calls pass. 1: a call fails. 2: no call could be judged.
     """
+    settings = given(AuditSettings, locals(), calls=call, modules=module, references=reference, time_limit_s=time_limit)
     from tensorprobe.checks.runner import audit as check_run
 
-    settings = {
-        "calls": call or None,
-        "modules": module or None,
-        "steps": steps,
-        "ranks": ranks,
-        "span": span if any(span) else None,
-        "sample": sample,
-        "budget": budget,
-        "references": reference or None,
-        "standard": standard,
-        "dedupe": dedupe,
-        "backward": backward,
-        "jobs": jobs,
-        "engine": engine,
-        "address": address,
-        "time_limit_s": time_limit,
-        "max_replay_bytes": max_replay_bytes,
-        "save_failures": save_failures,
-    }
     run_checks(check_run, run, settings, Wanted(Audit, form, as_json, limit), out, resume)

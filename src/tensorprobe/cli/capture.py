@@ -11,7 +11,7 @@ from typing import IO, Any
 import typer
 
 from tensorprobe.cli.command import aside, demand_dashes, run_command
-from tensorprobe.cli.options import OUT, option
+from tensorprobe.cli.options import OUT, given, option
 from tensorprobe.errors import CommandFailed, SettingsError, TensorprobeError
 from tensorprobe.files import refusal
 from tensorprobe.settings import one_of
@@ -84,24 +84,15 @@ def capture(
     and a step ends with optimizer.step(). The exit code is that of the command; 2 when the command succeeded but nothing was
     recorded, or calls could not be recorded.
     """
-    given: dict[str, Any] = {
-        "level": level,
-        "mode": mode,
-        "steps": steps,
-        "ranks": ranks,
-        "phases": phase or None,
-        "directions": direction or None,
-        "sides": side or None,
-        "names": [*call, *name],
-        "span": span if any(span) else None,
-        "ops": op,
-        "modules": module,
-        "inside": inside,
-        "floating_only": floating_only,
-        "max_bytes": max_bytes,
-        "stacks": stacks,
-    }
-    settings = {key: value for key, value in given.items() if value is not None}
+    settings = given(
+        *(CaptureSettings, locals()),
+        phases=phase,
+        directions=direction,
+        sides=side,
+        names=[*call, *name],
+        ops=op,
+        modules=module,
+    )
     demand_dashes(command, sys.argv[1:])
     if begin not in ("start", "module"):
         raise SettingsError(f"--from is {begin!r}; expected 'start' or 'module'.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,6 +14,7 @@ from tensorprobe.cli.options import (
     OUT,
     either,
     format_option,
+    given,
     option,
     progress,
     read_forms,
@@ -24,12 +25,10 @@ from tensorprobe.engine.settings import CompareSettings, TableForm
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.comparison import Comparison
 from tensorprobe.report.forms import FORMS, Wanted
-from tensorprobe.text import shell
+from tensorprobe.text import few, shell
 
 if TYPE_CHECKING:
     from tensorprobe.engine import ShardDone
-
-_SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -80,6 +79,7 @@ def compare(
 
     Exit code 0: they agree. 1: they diverge. 2: they cannot be compared, or one did not finish and the rest agrees.
     """
+    settings = given(CompareSettings, locals(), phases=phase, map=map_file)
     from tensorprobe.engine import compare as compare_runs
     from tensorprobe.engine import compare_shard
     from tensorprobe.engine import suggest_map as suggest_names
@@ -91,29 +91,13 @@ def compare(
     tables = _tables(forms)
     table, beside = _place_tables(tables, folder, shard)
     forms += beside
-    settings: dict[str, Any] = {
-        "policy": policy,
-        "steps": steps,
-        "ranks": ranks,
-        "phases": phase or None,
-        "map": map_file,
-        "noise": noise,
-        "strip_prefix": strip_prefix,
-        "fuzzy": fuzzy,
-        "prove": prove,
-        "threads": threads,
-        "jobs": jobs,
-        "engine": engine,
-        "address": address,
-        "table": table,
-        "workbook": "xlsx" in tables,
-    }
+    settings |= {"table": table, "workbook": "xlsx" in tables}
     with progress("comparing calls") as bar:
         if shard is None:
-            settings |= {"strict": strict, "keep_rows": any(FORMS[each.name].is_file for each in forms)}
-            result = compare_runs(baseline, candidate, out=folder, progress=bar, **settings)
+            keep_rows = any(FORMS[each.name].is_file for each in forms)
+            result = compare_runs(baseline, candidate, out=folder, progress=bar, keep_rows=keep_rows, **settings)
         else:
-            place = _demand_shard_folder(folder, forms, strict)
+            place = _demand_shard_folder(folder, forms, settings.pop("strict"))
             done = compare_shard(baseline, candidate, shard=shard, out=place, progress=bar, **settings)
     if shard is not None:
         return typer.echo(_shard_text(done))
@@ -178,9 +162,8 @@ def _shard_text(done: ShardDone) -> str:
     lines = [f"SHARD {done.number} of {done.of}  {ranks} of {done.all_ranks:,}; {done.pairs:,} pairs of calls compared"]
     merge_command = f"tensorprobe merge {shell(done.output)}"
     if done.missing:
-        shown = ", ".join(f"{each}/{done.of}" for each in done.missing[:_SHOWN])
-        more = f" and {len(done.missing) - _SHOWN:,} more" if len(done.missing) > _SHOWN else ""
-        lines.append(f"Still missing: {shown}{more}. Then:   {merge_command}")
+        missing = few([f"{each}/{done.of}" for each in done.missing], 10)
+        lines.append(f"Still missing: {missing}. Then:   {merge_command}")
     else:
         lines.append(f"All shards are done. Next:   {merge_command}")
     return "\n".join(lines)

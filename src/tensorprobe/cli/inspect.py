@@ -102,7 +102,7 @@ def _show_result(result: Any, limit: int, as_json: bool) -> None:
 def _show_both(baseline: Run, candidate: Run, limit: int, as_json: bool) -> None:
     """Print two runs side by side."""
     from tensorprobe.record.overview import count_ops, describe_run
-    from tensorprobe.report.inspect_pair import render_two_runs
+    from tensorprobe.report.inspect import render_two_runs
 
     runs = (baseline, candidate)
     overviews = (describe_run(baseline), describe_run(candidate))

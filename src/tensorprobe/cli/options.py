@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -55,6 +55,15 @@ def option(table: type[Settings], name: str, *flags: str, **extra: Any) -> Any:
     if not isinstance(declared.default, bool) and name != "stacks":
         extra.setdefault("metavar", name.upper().removesuffix("S") if extra.get("default") == [] else name.upper())
     return typer.Option(extra.pop("default", declared.default), *flags, help=declared.help, **extra)
+
+
+def given(table: type[Settings], parameters: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """Return the settings that a command was given: its parameters that `table` has, and `others`, by their names in it.
+
+    What was not given is left out, so that the default of the table holds.
+    """
+    held = {name: parameters[name] for name in table.declared() if name in parameters} | others
+    return {name: value for name, value in held.items() if value not in (None, [], ("", ""))}
 
 
 def format_option(summary: type, files: str = "needs FILE") -> Any:

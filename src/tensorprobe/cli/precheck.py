@@ -17,6 +17,7 @@ from tensorprobe.cli.options import (
     OUT,
     either,
     format_option,
+    given,
     option,
     progress,
     read_forms,
@@ -65,28 +66,13 @@ def precheck(
     Each call of a recorded step runs on the device and on the CPU in higher precision, and the difference is judged. Exit
     code 0: all calls pass. 1: a call fails. 2: no call could be checked.
     """
+    settings = given(PrecheckSettings, locals(), calls=call, time_limit_s=time_limit)
     from tensorprobe.checks.runner import precheck as check_run
 
     if imports and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # the processes that run calls look where this one does
-    settings: dict[str, Any] = {
-        "device": device,
-        "data": data,
-        "standard": standard,
-        "calls": call or None,
-        "steps": steps,
-        "ranks": ranks,
-        "dedupe": dedupe,
-        "backward": backward,
-        "hard": hard,
-        "imports": imports,
-        "jobs": jobs,
-        "time_limit_s": time_limit,
-        "max_replay_bytes": max_replay_bytes,
-        "save_failures": save_failures,
-    }
-    given = either(out, None if output is None else Path(output), "--out")
-    run_checks(check_run, run, settings, Wanted(Precheck, form, as_json, limit), given, resume)
+    folder = either(out, None if output is None else Path(output), "--out")
+    run_checks(check_run, run, settings, Wanted(Precheck, form, as_json, limit), folder, resume)
 
 
 class Wanted(NamedTuple):

@@ -30,16 +30,15 @@ Figures = NDArray[Any]
 """A structured array of `RAW`."""
 Numbers = NDArray[np.float64]
 
-_SQUARES = ("squares_a", "squares_b", "squares_d", "d_times_sum")
-"""Sums of products of two values: they scale with the square of `scale`."""
-_LINEAR = ("abs_d", "sum_d")
+SUMS = {"squares_a": 2, "squares_b": 2, "squares_d": 2, "d_times_sum": 2, "abs_d": 1, "sum_d": 1}
+"""The sums of `_scans.h`, in its order → how many values are multiplied in each: so often it has `scale` as a factor."""
 _GREATEST = ("max_abs", "max_rel", "ulp_max")
 _WITHIN = ("within_1e4", "within_1e3", "within_5e3", "within_1e2")
 _OVER = ("ulp_over_1", "ulp_over_4")
 _INDICES = ("max_abs_index", "nonfinite_index")
 _NONFINITE = ("nan_a", "nan_b", "inf_a", "inf_b")
 
-_FLOATS = (*_SQUARES, *_LINEAR, *_GREATEST, "ulp_sum", "scale")
+_FLOATS = (*SUMS, *_GREATEST, "ulp_sum", "scale")
 _COUNTS = (
     *("max_abs_index", "finite", "different", *_WITHIN, *_OVER),
     *("nonfinite_different", "nonfinite_index", *_NONFINITE, "bit_identical"),
@@ -90,16 +89,16 @@ def join_pairs(parts: Sequence[Any], starts: Sequence[int]) -> Figures:
     scale = _common_scale(pieces)
     ratio = scale / pieces["scale"]
     with np.errstate(all="ignore"):
-        for name in _SQUARES:
-            # One factor after the other: their product may overflow float64.
-            whole[name] = math.fsum(pieces[name] * ratio * ratio)
-        for name in _LINEAR:
-            whole[name] = math.fsum(pieces[name] * ratio)
+        for name, factors in SUMS.items():
+            scaled = pieces[name]
+            for _ in range(factors):  # one after the other: their product may overflow float64
+                scaled = scaled * ratio
+            whole[name] = math.fsum(scaled)
     whole["scale"] = scale
     whole["ulp_sum"] = math.fsum(pieces["ulp_sum"])
     for name in _GREATEST:
         whole[name] = pieces[name].max()
-    for name in ("finite", "different", *_WITHIN, *_OVER, "nonfinite_different", *_NONFINITE):
+    for name in set(_COUNTS) - {*_INDICES, "bit_identical"}:
         whole[name] = pieces[name].sum()
     worst, first = int(pieces["max_abs"].argmax()), int((pieces["nonfinite_index"] >= 0).argmax())
     for name, piece in zip(_INDICES, (worst, first), strict=True):

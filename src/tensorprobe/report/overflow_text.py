@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tensorprobe.model.call import Frame
 from tensorprobe.model.overflow import Arrival, Arrived, BadOutput, Extent, FirstNonfinite, NearLimit, OverflowReport
 from tensorprobe.report.phrases import inside
-from tensorprobe.text import counted, plain, shell
+from tensorprobe.text import counted, in_columns, plain, shell
 
 _HEADLINES = {"nan": "FIRST NAN", "inf": "FIRST INF", "saturated": "FIRST SATURATION", "flagged": "FIRST OVERFLOW"}
 _DIVIDES = {"div", "div_", "divide", "true_divide", "floor_divide", "remainder", "fmod", "reciprocal", "rsqrt"}
@@ -143,17 +143,10 @@ def _table(first_nonfinite: Sequence[FirstNonfinite], limit: int, title: str) ->
         for first in first_nonfinite[:limit]
     ]
     lines = ["", f"{counted(len(first_nonfinite), 'more call')} with a new NaN or inf ({title}):"]
-    lines += _columns([("step", "rank", "kind", "call", "module", "verdict", "line"), *rows])
+    lines += in_columns([("step", "rank", "kind", "call", "module", "verdict", "line"), *rows])
     if len(first_nonfinite) > limit:
         lines.append(f"  and {len(first_nonfinite) - limit:,} more: --limit {len(first_nonfinite) + 1}")
     return lines
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _arrival(arrival: Arrival) -> list[str]:
@@ -195,7 +188,7 @@ def _near(near: Iterable[NearLimit], limit: int) -> list[str]:
                 f"{each.times:,}",
             )
         )
-    return ["", f"near the limit ({counted(len(ordered), 'op')}):", *_columns(rows)]
+    return ["", f"near the limit ({counted(len(ordered), 'op')}):", *in_columns(rows)]
 
 
 def _counts(report: OverflowReport, limit: int) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tensorprobe.model.call import Frame
 from tensorprobe.model.comparison import COUNT, ERROR, FIGURES, Column, Row
-from tensorprobe.text import counted, plain
+from tensorprobe.text import counted, few, plain
 
 Show = Callable[[object], str]
 _NO_FIGURE = Column("")
@@ -92,9 +92,8 @@ def tally(numbers: Mapping[str, int], show: Show = plain) -> str:
 
 def ranks_of(ranks: Iterable[int], *, limit: int = 8) -> str:
     """`rank 3`, `ranks 0, 1, 2`."""
-    numbers = sorted(ranks)
-    more = f" and {len(numbers) - limit:,} more" if len(numbers) > limit else ""
-    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers[:limit]))}{more}"
+    numbers = list(map(str, sorted(ranks)))
+    return f"rank{'' if len(numbers) == 1 else 's'} {few(numbers, limit)}"
 
 
 def below(file: str, root: str) -> str:

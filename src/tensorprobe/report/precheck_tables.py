@@ -87,7 +87,7 @@ def detail_rows(precheck: Precheck, *, spell: Spell = api_name) -> Iterator[list
 
 def write_result(precheck: Precheck, path: Path) -> None:
     """Write the table of calls."""
-    _write(path, RESULT_COLUMNS, result_rows(precheck))
+    write_rows(path, RESULT_COLUMNS, result_rows(precheck))
 
 
 def write_csv(result: Any, path: Path) -> None:
@@ -110,19 +110,15 @@ def write_parquet(result: Any, path: Path) -> None:
 
 def write_details(precheck: Precheck, path: Path) -> None:
     """Write the table of outputs and gradients."""
-    _write(path, DETAIL_COLUMNS, detail_rows(precheck))
+    write_rows(path, DETAIL_COLUMNS, detail_rows(precheck))
 
 
-def safe_cell(cell: Cell) -> Cell:
-    """A text on one line and not a formula; numbers as they are."""
-    return sheet_text(cell) if isinstance(cell, str) else cell
-
-
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Write a table as CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([safe_cell(cell) for cell in row] for row in rows)
+        writer.writerows([sheet_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
 
 
 def _every_call(precheck: Precheck) -> Iterator[tuple[str, CallCheck]]:

@@ -8,7 +8,7 @@ from tensorprobe.model.precheck import NO_DROPOUT, CallCheck, Checked, Precheck
 from tensorprobe.report.phrases import figure, place_of
 from tensorprobe.report.phrases import inside as inside_module
 from tensorprobe.report.precheck_tables import RESULT_FILE
-from tensorprobe.text import counted, plain, shell
+from tensorprobe.text import counted, few, plain, shell
 
 _MARGIN = " " * 10
 _MOST_CALLERS = 6
@@ -108,8 +108,7 @@ def callers(precheck: Precheck, checks: Sequence[CallCheck]) -> list[str]:
     """Return a line with the ops that fail because these calls fail inside them; nothing without any."""
     names = {check.call for check in checks}
     ops = list(dict.fromkeys(plain(check.op) for check in precheck.checks if check.because in names))
-    more = f" and {len(ops) - _MOST_CALLERS:,} more" if len(ops) > _MOST_CALLERS else ""
-    return [f"{_MARGIN}fails inside {', '.join(ops[:_MOST_CALLERS])}{more}: they call it"] if ops else []
+    return [f"{_MARGIN}fails inside {few(ops, _MOST_CALLERS)}: they call it"] if ops else []
 
 
 def why(check: CallCheck) -> str:

@@ -20,6 +20,7 @@ from torch import nn
 
 from tensorprobe.errors import SelfTestFailed
 from tensorprobe.fast import fast
+from tensorprobe.model import CaptureLevel
 from tensorprobe.record.apart import unseen_children
 from tensorprobe.record.reader import open_run
 from tensorprobe.record.run import Run
@@ -29,13 +30,16 @@ _INPUT = ((1.0, -2.0, 3.0), (4.0, 5.0, -6.0))
 _WEIGHT = ((1.0, 2.0, -1.0), (-3.0, 1.0, 2.0))
 _OUTPUT = ((-6.0, 1.0), (20.0, -19.0))
 _GIVEN = ((1.0, 2.0), (-1.0, 3.0))
-_EXPECTED = {
+_PRODUCT = {
     "input": ("forward", _INPUT),
     "output": ("forward", _OUTPUT),
     "gradient of the output": ("backward", _GIVEN),
     "gradient of the input": ("backward", ((-5.0, 4.0, 3.0), (-10.0, 1.0, 7.0))),
     "gradient of the weight": ("backward", ((-3.0, -7.0, 9.0), (14.0, 11.0, -12.0))),
 }
+_EXPECTED = dict.fromkeys(CaptureLevel, _PRODUCT)
+"""Level → what is looked for in its record: the name of a tensor, the direction of its call, its values."""
+Expected = dict[str, tuple[str, tuple[tuple[float, ...], ...]]]
 _TOLERANCE = 1e-6
 _RING_BYTES = 1 << 20
 
@@ -72,7 +76,7 @@ def find_problem(level: str, mode: str, device: str) -> str:
         def run() -> None:
             try:
                 record_known_calls(folder, level, mode, device)
-                found.append(_check(open_run(folder), mode))
+                found.append(_check(open_run(folder), mode, _EXPECTED[CaptureLevel(level)]))
             except BaseException as error:
                 found.append(f"{type(error).__name__}: {error}")
 
@@ -119,7 +123,7 @@ def record_known_calls(folder: str, level: str, mode: str, device: str, *, wrong
         raise RuntimeError("no call was recorded" if coverage is None else coverage.first_error)
 
 
-def _check(run: Run, mode: str) -> str:
+def _check(run: Run, mode: str, expected: Expected) -> str:
     """Return which of the known tensors is not in the run with the right values."""
     seen: dict[str, list[tuple[float, float, float]]] = {"forward": [], "backward": []}
     values: dict[str, list[Any]] = {"forward": [], "backward": []}
@@ -132,13 +136,14 @@ def _check(run: Run, mode: str) -> str:
                 values[str(call.direction)].append(slot.numpy().tolist())
     if mode == "structure":
         found = {str(call.direction) for call in run.calls(0, 0)}
-        return "" if found == {"forward", "backward"} else f"only {sorted(found)} calls are in the record"
-    for name, (direction, expected) in _EXPECTED.items():
-        numbers = [number for row in expected for number in row]
+        wanted = {direction for direction, _ in expected.values()}
+        return "" if found == wanted else f"only {sorted(found)} calls are in the record"
+    for name, (direction, matrix) in expected.items():
+        numbers = [number for row in matrix for number in row]
         wanted = (max(numbers), min(numbers), math.hypot(*numbers))
         if not any(_is_close(found, wanted) for found in seen[direction]):
             return f"the {name} of a product is missing from the record, or has wrong statistics"
-        rows = [list(row) for row in expected]
+        rows = [list(row) for row in matrix]
         if mode == "tensor" and rows not in values[direction] and _transposed(rows) not in values[direction]:
             return f"the {name} of a product has wrong values in the record"
     return ""

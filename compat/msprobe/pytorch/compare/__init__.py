@@ -1,4 +1,4 @@
-"""Comparing two dumps: `compare` for one rank, `compare_distributed` for all of them. Imports neither torch nor numpy."""
+"""Comparing two dumps: `compare` for one rank, `compare_distributed` for all of them."""
 
 from tensorprobe.legacy.msprobe.compare import compare, compare_distributed
 

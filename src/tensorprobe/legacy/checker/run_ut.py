@@ -8,7 +8,6 @@ Exit code 0: nothing failed, 1: something did, 2: nothing could be checked. The 
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import json
 import os
@@ -42,7 +41,7 @@ from tensorprobe.report.precheck_tables import (
     RESULT_FILE,
     detail_rows,
     result_rows,
-    safe_cell,
+    write_rows,
 )
 from tensorprobe.text import shell
 
@@ -235,10 +234,8 @@ def spell(label: str) -> str:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with Replacement(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([safe_cell(cell) for cell in row] for row in rows)
+    with Replacement(path) as unfinished:
+        write_rows(unfinished, columns, rows)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from tensorprobe.legacy.compared.tables import (
 from tensorprobe.record import Run
 from tensorprobe.report import wording
 from tensorprobe.report.xlsx import MOST_ROWS, RED, load_xlsxwriter, open_workbook, write_row
-from tensorprobe.text import plain, printable, ranges, sheet_text
+from tensorprobe.text import few, plain, printable, ranges, sheet_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,6 @@ _ROW_COLUMNS = (
 """What a table may need of the rows of a comparison."""
 _REMARKED = ("arguments", "raised")
 """Findings that no row of a table shows by itself."""
-_SHOWN = 5
 
 
 def only_places(npu: Run, bench: Run) -> Places:
@@ -182,12 +181,11 @@ class Compared:
         if not failing:
             logger.info("no rank of %d has a row that is %s", len(written), bad)
             return
-        shown = [f"{title} (line {line}: {plain(node)})" for (line, node), _, title in failing[:_SHOWN]]
-        more = f" and {len(failing) - _SHOWN} more" if len(failing) > _SHOWN else ""
+        shown = [f"{title} (line {line}: {plain(node)})" for (line, node), _, title in failing]
         logger.warning(
-            "%d of %d ranks have rows that are %s, the earliest first: %s%s",
-            len(failing), len(written), bad, ", ".join(shown), more,
-        )  # fmt: skip
+            "%d of %d ranks have rows that are %s, the earliest first: %s",
+            *(len(failing), len(written), bad, few(shown)),
+        )
 
 
 def demand_same_ranks(folders: tuple[Any, Any], ranks: tuple[list[int], list[int]]) -> None:

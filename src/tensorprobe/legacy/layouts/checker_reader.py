@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,24 +16,24 @@ from typing import Any
 
 import msgspec
 
-from tensorprobe.errors import RunDamaged, RunError, RunNotFound, TensorDamaged
+from tensorprobe.errors import RunDamaged, RunError, RunNotFound
 from tensorprobe.legacy.layouts.checker_entries import DataFile, EntryReader, RealData
+from tensorprobe.legacy.layouts.entries import FILE_BITS, EntrySegment, FileValues
 from tensorprobe.legacy.layouts.msprobe_entries import demand_call_name, quote_bare, users_frames
-from tensorprobe.legacy.layouts.npy import NpySource
-from tensorprobe.legacy.layouts.pt import PtSource
-from tensorprobe.model import Call, Level, Slot, Stack
+from tensorprobe.legacy.layouts.value_files import FolderFiles
+from tensorprobe.model import Call, Level, Stack
 from tensorprobe.ops.names import FAMILY_SPELLINGS, CallName, parse_call_name
 from tensorprobe.record.files import list_names, open_file, read_whole
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
-from tensorprobe.record.run import Entry, Index, Run
+from tensorprobe.record.run import Run
+from tensorprobe.text import few
 
 TOOL = "api_accuracy_checker"
 UNFINISHED = ".api_accuracy_checker_"
 """What the folder of a recording begins with whose JSON files are not yet written; the pid follows. It is a run of ours."""
 _NAME = re.compile(r"(forward|backward|stack)_info_(.+)\.json")
 _HEAD = 1 << 20
-_SHOWN = 5
 _NOTE = "a dump of api_accuracy_checker holds inputs alone, and does not say which calls were left out of it"
 
 
@@ -91,9 +90,8 @@ def _run(path: Path, files: dict[str, CheckerFile]) -> Run:
 
 def _only(folder: Path, tags: list[str]) -> str:
     if len(tags) > 1:
-        more = f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else ""
         raise RunError(
-            f"'{folder}' holds the dumps of {len(tags)} processes: {', '.join(tags[:_SHOWN])}{more}.\n"
+            f"'{folder}' holds the dumps of {len(tags)} processes: {few(tags)}.\n"
             f"  Pass the file of one of them: {folder / f'forward_info_{tags[0]}.json'}"
         )
     return tags[0]
@@ -113,10 +111,6 @@ def _look(file: CheckerFile) -> tuple[bytes, float]:
     """The beginning of a file, and when it was written."""
     with os.fdopen(open_file(file.folder, file.name), "rb") as content:
         return content.read(_HEAD), os.fstat(content.fileno()).st_mtime
-
-
-_FILE_BITS = 24
-"""The number of a file: the line of its call, then so many bits for its place in the call."""
 
 
 @dataclass(frozen=True)
@@ -159,34 +153,14 @@ class _Entry:
         return name
 
 
-class CheckerSegment:
+class CheckerSegment(EntrySegment[_Entry]):
     """One set of files by their kind: forward, backward, stack."""
 
     def __init__(self, files: dict[str, CheckerFile]) -> None:
+        super().__init__()
         self._json = files
         self._data = {kind: RealData(file.folder) for kind, file in files.items() if kind != "stack"}
-        self._paths: dict[int, list[str]] = {}
-        self.source = _Values(self)
-
-    def index(self) -> Index:
-        """The index of the calls; read once."""
-        return self._index
-
-    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
-        """Each call with its line from 0; a Damage in place of an entry that cannot be read."""
-        for line, entry in enumerate(self._entries):
-            try:
-                yield line, self._make(line)
-            except (*JSON_ERRORS, ValueError) as error:
-                yield self._damage(entry, error)
-
-    def call_at(self, entry: Entry) -> Call:
-        """The one call of an index entry; RunDamaged when it breaks the format."""
-        try:
-            return self._make(entry.line)
-        except (*JSON_ERRORS, ValueError) as error:
-            damage = self._damage(self._entries[entry.line], error)
-            raise RunDamaged(f"the dump is damaged at {damage}. Other calls are readable.") from None
+        self.source = FileValues(_Sides(self._data), self.file_of)
 
     def stack(self, number: int) -> Stack | None:
         """The stack with that number, in the order of the stack file."""
@@ -199,34 +173,16 @@ class CheckerSegment:
             raise RunDamaged(f"'{self._json['stack']}' is damaged at entry {number + 1}: {reason_of(error)}.") from None
         return Stack(number, users_frames(lines))
 
-    def damage(self) -> list[Damage]:
-        """Every entry that cannot be read."""
-        return [item for item in self.calls() if isinstance(item, Damage)]
-
     def size_bytes(self) -> int:
         """How many bytes the files with values take."""
         folders = {files.root: files for files in self._data.values()}
         return sum(files.size_bytes() for files in folders.values())
 
-    def place_of(self, number: int) -> tuple[str, str]:
-        """Of the file with that number: whether it belongs to a forward or a backward call, and its path."""
-        line, at = number >> _FILE_BITS, number & ((1 << _FILE_BITS) - 1)
-        if line not in self._paths and 0 <= line < len(self._entries):
-            try:
-                self._make(line)
-            except (*JSON_ERRORS, ValueError) as error:
-                raise TensorDamaged(f"its entry cannot be read: {error}") from None
-        paths = self._paths.get(line, [])
-        if at >= len(paths):
-            raise TensorDamaged("there is no file of that number")
-        return self._entries[line].direction, paths[at]
-
-    def data(self, direction: str) -> RealData:
-        """The files with the values of forward or of backward calls."""
-        return self._data[direction]
+    def _entries(self) -> list[_Entry]:
+        return self._read_entries
 
     @cached_property
-    def _entries(self) -> list[_Entry]:
+    def _read_entries(self) -> list[_Entry]:
         found = []
         for direction in ("forward", "backward"):
             if direction in self._json:
@@ -247,19 +203,10 @@ class CheckerSegment:
             return {}  # told by verify_run and by whoever asks for a stack
         return {f"{name.op}.{name.number}": number for number, name in enumerate(names)}
 
-    @cached_property
-    def _index(self) -> Index:
-        entries: list[Entry] = []
-        damage: list[Damage] = []
-        for line, entry in enumerate(self._entries):
-            try:
-                entries.append(Entry(line, str(entry.call_name()), 0))
-            except ValueError as error:
-                damage.append(self._damage(entry, error))
-        return Index(entries, damage)
+    def _name(self, entry: _Entry) -> str:
+        return str(entry.call_name())
 
-    def _make(self, line: int) -> Call:
-        entry = self._entries[line]
+    def _make(self, line: int, entry: _Entry) -> Call:
         name = entry.call_name()
         paths: list[str] = []
         data = self._data[entry.direction]
@@ -267,8 +214,8 @@ class CheckerSegment:
         def find_file(datapath: str) -> DataFile:
             path = data.find(datapath)
             dtype, shape = data.describe(path)
-            paths.append(path)
-            return DataFile((line << _FILE_BITS) + len(paths) - 1, dtype, shape)
+            paths.append(f"{entry.direction}/{path}")
+            return DataFile((line << FILE_BITS) + len(paths) - 1, dtype, shape)
 
         reader = EntryReader(find_file)
         content: Any = msgspec.json.decode(entry.content)
@@ -277,7 +224,7 @@ class CheckerSegment:
             args, kwargs = reader.forward(content, name.op)
         else:
             reader.backward(content)
-        self._paths[line] = paths
+        self._files[line] = paths
         raw = parse_call_name(entry.key)
         return Call(
             name=str(name),
@@ -288,35 +235,20 @@ class CheckerSegment:
             slots=tuple(reader.slots),
         )
 
-    def _damage(self, entry: _Entry, error: Exception) -> Damage:
+    def _damage(self, line: int, entry: _Entry, error: Exception) -> Damage:
         file = self._json[entry.direction].name
         return EntryDamage(file, entry.number + 1, f"{entry.key[:80]!r}: {reason_of(error)}")
 
 
-class _Values:
-    """Where the values come from: the folder of the file that names them."""
+class _Sides(FolderFiles):
+    """The files beside the forward and the backward JSON; a name begins with one of the two words."""
 
-    def __init__(self, segment: CheckerSegment) -> None:
-        self._segment = segment
-        self._sources: dict[tuple[str, bool], PtSource | NpySource] = {}
+    def __init__(self, data: dict[str, RealData]) -> None:
+        self._data = data
 
-    def read(self, slot: Slot) -> memoryview:
-        """Exactly the bytes of `slot`."""
-        return self._source(slot).read(slot)
-
-    def hold(self, slot: Slot) -> tuple[int, object]:
-        """The address of those bytes, and what must be kept alive while they are used."""
-        return self._source(slot).hold(slot)
-
-    def _source(self, slot: Slot) -> PtSource | NpySource:
-        if slot.offset is None:
-            raise TensorDamaged("it has no file")
-        direction, path = self._segment.place_of(slot.offset)
-        is_npy = path.endswith(".npy")
-        if (direction, is_npy) not in self._sources:
-            data, kind = self._segment.data(direction), NpySource if is_npy else PtSource
-            self._sources[direction, is_npy] = kind(data, lambda number: self._segment.place_of(number)[1])
-        return self._sources[direction, is_npy]
+    def open(self, name: str) -> tuple[int, int]:
+        direction, _, path = name.partition("/")
+        return self._data[direction].open(path)
 
 
 def _read(file: CheckerFile) -> dict[str, msgspec.Raw]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tensorprobe.errors import RunDamaged, TensorDamaged
+from tensorprobe.errors import RunDamaged
+from tensorprobe.legacy.layouts.entries import FILE_BITS, EntrySegment, FileValues
 from tensorprobe.legacy.layouts.gradients import Gradients, returns_input
 from tensorprobe.legacy.layouts.msprobe_entries import (
     Dump,
@@ -31,9 +32,7 @@ from tensorprobe.legacy.layouts.msprobe_entries import (
     read_dump,
     users_frames,
 )
-from tensorprobe.legacy.layouts.npy import NpySource
 from tensorprobe.legacy.layouts.optimizer_calls import find_optimizer_calls, is_only_of_optimizer
-from tensorprobe.legacy.layouts.pt import PtSource
 from tensorprobe.legacy.layouts.value_files import FolderFiles
 from tensorprobe.legacy.wrapped import is_low_risk, shipped_ops
 from tensorprobe.model import Call, Frame, Level, Slot, Stack
@@ -43,7 +42,7 @@ from tensorprobe.ops.names import DIRECTIONS, canonical_op, parse_call_name
 from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import JSON_ERRORS, Damage, reason_of
-from tensorprobe.record.run import Entry, Index, Run, Segment
+from tensorprobe.record.run import Run, Segment
 
 TOOL = "msprobe"
 INDEX = "dump.json"
@@ -146,9 +145,6 @@ def _read_head(root: Path, parts: Parts) -> _Head | None:
 
 
 DATA_FOLDER = "dump_tensor_data"
-_FILES_BITS = 24
-"""The number of a file: the line of its call, then so many bits for its place in the call."""
-
 _MOST_HOLDERS = 2
 
 
@@ -176,18 +172,18 @@ class Turn:
             self._holders.pop(0).release()
 
 
-class MsprobeSegment:
+class MsprobeSegment(EntrySegment[DumpEntry]):
     """One folder `root/parts...` with a dump.json."""
 
     def __init__(self, root: Path, parts: tuple[str, ...], turn: Turn) -> None:
+        super().__init__()
         self._root, self._parts, self._turn = root, parts, turn
-        self._index: Index | None = None
+        self._file = f"'{root.joinpath(*parts, INDEX)}'"
         self._dump: Dump | None = None
-        self._files: dict[int, list[str]] = {}
         self._known = Known()
         self._dumped: set[str] | None = None
         self._folder = FolderFiles(root, (*parts, DATA_FOLDER))
-        self.source = _Values(self, self._folder)
+        self.source = FileValues(self._folder, self.file_of)
         self._as_it_is = False
 
     @property
@@ -243,37 +239,6 @@ class MsprobeSegment:
         forward = decode_entry(held) if held is not None else None
         return isinstance(forward, dict) and returns_input(parse_call_name(name).op, forward)
 
-    def index(self) -> Index:
-        """The index of the calls, in the order of dump.json; read once."""
-        if self._index is None:
-            entries: list[Entry] = []
-            damage: list[Damage] = []
-            for line, entry in enumerate(self._load().entries):
-                try:
-                    entries.append(Entry(line, _call_name(entry), 0))
-                except ValueError as error:
-                    damage.append(self._damage(line, entry, error))
-            self._index = Index(entries, damage)
-        return self._index
-
-    def calls(self) -> Iterator[tuple[int, Call] | Damage]:
-        """Each call with the number of its entry from 0; a Damage in place of one that cannot be read."""
-        for line in range(len(self._load().entries)):
-            entry = self._entry_at(line)  # read anew when other segments have had their turn since
-            try:
-                yield line, self._make(line, entry)
-            except (*JSON_ERRORS, ValueError) as error:
-                yield self._damage(line, entry, error)
-
-    def call_at(self, entry: Entry) -> Call:
-        """The one call of an index entry; RunDamaged when its entry breaks the format."""
-        held = self._entry_at(entry.line)
-        try:
-            return self._make(entry.line, held)
-        except (*JSON_ERRORS, ValueError) as error:
-            damage = self._damage(entry.line, held, error)
-            raise RunDamaged(f"'{self._root}' is damaged at {damage}. Other calls are readable.") from None
-
     def stack(self, number: int) -> Stack | None:
         """The stack with that number; RunDamaged when stack.json breaks the format."""
         frames = self._load().frames
@@ -282,10 +247,6 @@ class MsprobeSegment:
         if not 0 <= number < len(frames):
             return None
         return Stack(number, frames_of(frames[number], self._root.joinpath(*self._parts, "stack.json"), number))
-
-    def damage(self) -> list[Damage]:
-        """Every entry that cannot be read."""
-        return [item for item in self.calls() if isinstance(item, Damage)]
 
     def size_bytes(self) -> int:
         """The size of the files with values, 0 when there are none."""
@@ -299,17 +260,8 @@ class MsprobeSegment:
 
     def file_of(self, number: int) -> str:
         """The name of the file with that number."""
-        line, at = number >> _FILES_BITS, number & ((1 << _FILES_BITS) - 1)
         self._turn.take(self)
-        if line not in self._files:
-            try:
-                self._make(line, self._entry_at(line))
-            except (*JSON_ERRORS, ValueError, RunDamaged) as error:
-                raise TensorDamaged(f"dump.json changed since it was read: {error}") from None
-        names = self._files.get(line, [])
-        if at >= len(names):
-            raise TensorDamaged("dump.json changed since it was read")
-        return names[at]
+        return super().file_of(number)
 
     def _load(self) -> Dump:
         self._turn.take(self)
@@ -317,19 +269,23 @@ class MsprobeSegment:
             self._dump = read_dump(self._root, self._parts)
         return self._dump
 
-    def _entry_at(self, line: int) -> DumpEntry:
-        entries = self._load().entries
-        if line >= len(entries):
-            raise RunDamaged(f"'{self._root.joinpath(*self._parts, 'dump.json')}' changed since it was read.")
-        return entries[line]
+    def _entries(self) -> Sequence[DumpEntry]:
+        return self._load().entries
+
+    def _name(self, entry: DumpEntry) -> str:
+        """The name of the call. Gradients that belong to no one call are a backward call of their own."""
+        if entry.call or entry.alone:
+            return demand_call_name(entry.call or entry.alone)
+        module, _, number = str(entry.gradients).rpartition(".parameters_grad")
+        return demand_call_name(f"{module}.parameters_grad.backward.{number.removeprefix('.') or 0}")
 
     def _make(self, line: int, entry: DumpEntry) -> Call:
-        dump, name = self._load(), _call_name(entry)
+        dump, name = self._load(), self._name(entry)
         names: list[str] = []
 
         def number_file(file: str) -> int:
             names.append(file)
-            return (line << _FILES_BITS) + len(names) - 1
+            return (line << FILE_BITS) + len(names) - 1
 
         reader = EntryReader(self._known, number_file)
         if entry.call is not None:
@@ -373,35 +329,6 @@ def _passes_on(call: Call) -> bool:
     """Whether a backward hands on the gradient it gets: that of a module that returns its input."""
     made, given = ([slot.summary for slot in call.slots if slot.side == side] for side in ("input", "output"))
     return bool(made) and made == given
-
-
-class _Values:
-    """Where the values of a segment come from: `.pt` files, or `.npy` files."""
-
-    def __init__(self, segment: MsprobeSegment, folder: FolderFiles) -> None:
-        self._segment = segment
-        self._pt = PtSource(folder, segment.file_of)
-        self._npy = NpySource(folder, segment.file_of)
-
-    def read(self, slot: Slot) -> memoryview:
-        """Exactly the bytes of `slot`."""
-        return self._source(slot).read(slot)
-
-    def hold(self, slot: Slot) -> tuple[int, object]:
-        """The address of those bytes, and what must be kept alive while they are used."""
-        return self._source(slot).hold(slot)
-
-    def _source(self, slot: Slot) -> PtSource | NpySource:
-        is_npy = slot.offset is not None and self._segment.file_of(slot.offset).endswith(".npy")
-        return self._npy if is_npy else self._pt
-
-
-def _call_name(entry: DumpEntry) -> str:
-    """The name of the call. Gradients that belong to no one call are a backward call of their own."""
-    if entry.call or entry.alone:
-        return demand_call_name(entry.call or entry.alone)
-    module, _, number = str(entry.gradients).rpartition(".parameters_grad")
-    return demand_call_name(f"{module}.parameters_grad.backward.{number.removeprefix('.') or 0}")
 
 
 def frames_of(text: msgspec.Raw, file: Path, number: int) -> tuple[Frame, ...]:

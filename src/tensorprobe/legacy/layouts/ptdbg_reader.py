@@ -37,14 +37,13 @@ from tensorprobe.record.files import demand_folder, list_names, open_file
 from tensorprobe.record.foreign import foreign_run
 from tensorprobe.record.lines import BLOCK, JSON_ERRORS, MAX_DAMAGED, MAX_LINE, Damage, reason_of
 from tensorprobe.record.run import Entry, Index, Run, Segment
-from tensorprobe.text import plain
+from tensorprobe.text import few, plain
 
 __all__ = ["PtdbgSegment", "open_ptdbg", "open_run"]
 
 TOOL = "ptdbg_ascend"
 _RANK = re.compile("rank(0|[1-9][0-9]{0,17})")
 _TIME = "_[0-9][0-9_]*"
-_SHOWN = 5
 _NOTE = "a dump of ptdbg_ascend does not say which calls were left out of it, nor whether it is whole"
 
 
@@ -126,11 +125,7 @@ def _only(folder: Path, names: list[str]) -> str:
     if not names:
         raise RunNotFound(f"no .pkl in '{folder}', although other ranks of the dump have one. Was it copied in part?")
     if len(names) > 1:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        raise RunError(
-            f"'{folder}' holds {len(names)} dumps: {', '.join(names[:_SHOWN])}{more}.\n"
-            f"  Pass one of them: {folder / names[0]}"
-        )
+        raise RunError(f"'{folder}' holds {len(names)} dumps: {few(names)}.\n  Pass one of them: {folder / names[0]}")
     return names[0]
 
 
@@ -143,7 +138,7 @@ def _find_data(pkl: DumpPath) -> DumpPath | None:
     found = [name for name in found if pkl.root.joinpath(*above, name).is_dir()]
     if len(found) > 1:
         raise RunError(
-            f"the values of '{pkl}' may be in any of {len(found)} folders: {', '.join(found[:_SHOWN])}.\n"
+            f"the values of '{pkl}' may be in any of {len(found)} folders: {few(found)}.\n"
             "  Move the others away, or say which: tensorprobe.open_run(pkl, data=folder)"
         )
     if not found:

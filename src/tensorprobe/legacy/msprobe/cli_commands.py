@@ -181,7 +181,6 @@ def replay_overflow(dump: Path, *, device: int, jit_compile: bool) -> int:
     """The exit code: 0 every overflow is to be expected, 1 some are the device's own, 2 nothing could be run."""
     from tensorprobe.legacy.checker.run_overflow_check import check_calls
     from tensorprobe.legacy.checker.run_ut import find_device, set_jit_compile
-    from tensorprobe.record import open_run
 
     kind = find_device()
     if jit_compile:

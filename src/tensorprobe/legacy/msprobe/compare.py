@@ -1,8 +1,7 @@
 """`compare`: two dumps in, `compare_result_{time}.csv` or `.xlsx` and `advisor_{time}.txt` out.
 
 Dumps are those of msprobe, of any generation; a run in another layout that tensorprobe reads is taken as well, on either
-side. Three tables: with values, with statistics, with digests. A difference is never an exception. What does the work is
-imported when it is called: a training script imports this module with the rest of the package.
+side. Three tables: with values, with statistics, with digests. A difference is never an exception.
 """
 
 from __future__ import annotations
@@ -22,6 +21,9 @@ from tensorprobe.legacy.compared.comparing import (
     Compared,
     Wish,
     Written,
+    demand_bool,
+    demand_folder,
+    demand_output,
     demand_path,
     demand_same_ranks,
     known_parameters,
@@ -29,6 +31,7 @@ from tensorprobe.legacy.compared.comparing import (
 )
 from tensorprobe.legacy.layouts.msprobe_entries import read_stacks
 from tensorprobe.legacy.layouts.msprobe_reader import frames_of
+from tensorprobe.legacy.msprobe import speak
 from tensorprobe.legacy.msprobe.tables import DIGEST, choose_style
 from tensorprobe.record import open_run
 from tensorprobe.text import plain
@@ -50,10 +53,6 @@ def compare(
     that file without the mode is an error. `auto_analyze` logs the first node that fails and writes the advice.
     `fuzzy_match` pairs the calls of an API in their order, whatever their numbers. `is_print_compare_log` logs every row.
     """
-    from tensorprobe.legacy.compared.comparing import Wish, demand_bool, demand_output
-    from tensorprobe.legacy.msprobe import speak
-    from tensorprobe.legacy.msprobe.compare import check_stack_mode, compare_pair, read_parameters
-
     speak()
     given = read_parameters(input_param)
     demand_bool("stack_mode", stack_mode)
@@ -85,10 +84,6 @@ def compare_distributed(
 
     The keywords are those of `compare`. `jobs` ranks are compared at once, by default as many as there are processors.
     """
-    from tensorprobe.legacy.compared.comparing import Wish, demand_folder, demand_output
-    from tensorprobe.legacy.msprobe import speak
-    from tensorprobe.legacy.msprobe.compare import compare_ranks
-
     speak()
     folders = demand_folder("npu_dump_dir", npu_dump_dir), demand_folder("bench_dump_dir", bench_dump_dir)
     wish = Wish(

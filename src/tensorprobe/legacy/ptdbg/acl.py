@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -276,11 +276,15 @@ def dump_again(
 
 
 def _new_folder(config: DumpConfig, device: str, rank: int) -> Path:
-    """A folder that is not there yet: a second dump in the same second is not mixed with the first."""
     _, _, index = device.partition(":")
+    return new_folder(lambda moment: config.dump_path / f"{moment:%Y%m%d%H%M%S}" / (index or str(rank)) / _MODEL_ID)
+
+
+def new_folder(place: Callable[[datetime], Path]) -> Path:
+    """A folder that is not there yet: what two programs write in the same second is not mixed."""
     moment = datetime.now()
     while True:
-        folder = config.dump_path / f"{moment:%Y%m%d%H%M%S}" / (index or str(rank)) / _MODEL_ID
+        folder = place(moment)
         try:
             folder.mkdir(parents=True)  # whoever makes it owns it
         except FileExistsError:

@@ -43,7 +43,7 @@ from tensorprobe.legacy.ptdbg import logger, speak
 from tensorprobe.legacy.speaking import without_traceback
 from tensorprobe.model import Call
 from tensorprobe.record import open_run
-from tensorprobe.text import plain
+from tensorprobe.text import few, plain
 
 
 @without_traceback
@@ -86,7 +86,6 @@ def compare(
 
 
 _RANK = re.compile("rank(0|[1-9][0-9]{0,17})")
-_SHOWN = 5
 
 
 @without_traceback
@@ -175,8 +174,7 @@ def _only_pkl(folder: Path) -> Path:
 
 
 def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(plain(name) for name in names[:_SHOWN]) + more
+    return few([plain(name) for name in names])
 
 
 STACK_PREFIX = "api_stack_"

@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +239,7 @@ def with_outputs(forward: Call, backward: Call) -> Call:
 
 def write_overflow(rank_folder: Path, count: int, call: StoredCall, frames: Sequence[Frame], everything: bool) -> Path:
     """Write the pkl of the `count`-th overflow and its folder; the path of the pkl. `everything`: as with the filter off."""
-    folder = _new_folder(rank_folder, count)
+    folder = acl.new_folder(lambda moment: rank_folder / f"Overflow_info_{moment:%Y%m%d_%H%M%S}_{count}")
     stack = [[frame.file, str(frame.line), frame.function, frame.code] for frame in frames]
     lines: list[Any] = [[stack_line_name(call.name), stack]]
     taken: dict[str, int] = {}
@@ -251,19 +250,6 @@ def write_overflow(rank_folder: Path, count: int, call: StoredCall, frames: Sequ
     pkl = folder.with_name(f"{folder.name}.pkl")
     replace_file(pkl, "".join(json.dumps(line) + "\n" for line in lines).encode())
     return pkl
-
-
-def _new_folder(rank_folder: Path, count: int) -> Path:
-    """A folder that is not there yet: two programs may be at their first overflow in the same second."""
-    moment = datetime.now()
-    while True:
-        folder = rank_folder / f"Overflow_info_{moment:%Y%m%d_%H%M%S}_{count}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            moment += timedelta(seconds=1)
-        else:
-            return folder
 
 
 def _arrays(call: StoredCall, everything: bool) -> Iterator[tuple[str, str, Any, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from tensorprobe.legacy.speaking import without_traceback
 from tensorprobe.model import Stack
 from tensorprobe.ops.names import underscored
 from tensorprobe.record import Damage
-from tensorprobe.text import plain
+from tensorprobe.text import few, in_columns, plain
 
 _TITLES = ("name", "dtype", "shape", "max", "min", "mean")
 _MOST_NAMES = 20_000
@@ -54,7 +54,11 @@ def parse(pkl_file: str | os.PathLike[str], module_name_prefix: str) -> None:
         found = True
     if not found:
         close = nearest(wanted, seen)
-        hint = f"Nearest: {', '.join(map(plain, close))}" if close else f"It holds {_few(list(seen))}"
+        hint = (
+            f"Nearest: {', '.join(map(plain, close))}"
+            if close
+            else f"It holds {few([plain(name) for name in seen]) or 'no call'}"
+        )
         raise NotFound(f"no call {wanted!r} in '{plain(pkl_file)}'.\n  {hint}")
 
 
@@ -90,22 +94,10 @@ def _render(found: _Found) -> str:
     else:
         text.append("  no stack in this file")
     if found.lines:
-        text += _in_columns([_TITLES, *(_cells(line) for line in found.lines)])
+        text += in_columns([_TITLES, *(_cells(line) for line in found.lines)])
     return "\n".join(text)
 
 
 def _cells(line: TensorLine) -> tuple[str, ...]:
     numbers = ["N/A"] * 3 if line.statistics is None else [f"{value:.6g}" for value in line.statistics]
     return (plain(line.name), plain(line.dtype), plain(line.shape_text), *numbers)
-
-
-def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(map(plain, names[:5]))
-    return f"{shown} and {len(names) - 5:,} more" if len(names) > 5 else shown or "no call"
