@@ -136,8 +136,8 @@ def _check(run: Run, mode: str, expected: Expected) -> str:
                 values[str(call.direction)].append(slot.numpy().tolist())
     if mode == "structure":
         found = {str(call.direction) for call in run.calls(0, 0)}
-        wanted = {direction for direction, _ in expected.values()}
-        return "" if found == wanted else f"only {sorted(found)} calls are in the record"
+        directions = {direction for direction, _ in expected.values()}
+        return "" if found == directions else f"only {sorted(found)} calls are in the record"
     for name, (direction, matrix) in expected.items():
         numbers = [number for row in matrix for number in row]
         wanted = (max(numbers), min(numbers), math.hypot(*numbers))
