@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _PRODUCT = {
 }
 _EXPECTED = dict.fromkeys(CaptureLevel, _PRODUCT)
 """Level → what is looked for in its record: the name of a tensor, the direction of its call, its values."""
-Expected = dict[str, tuple[str, tuple[tuple[float, ...], ...]]]
+Expected = Mapping[str, tuple[str, tuple[tuple[float, ...], ...]]]
 _TOLERANCE = 1e-6
 _RING_BYTES = 1 << 20
 
