@@ -28,8 +28,8 @@ def test_version_is_printed() -> None:
 def test_help_names_every_command() -> None:
     done = run_program("--help")
     assert done.returncode == 0
-    for command in ("capture", "inspect", "export", "doctor"):
-        assert f" {command} " in done.stdout
+    for command, about in program.COMMANDS.items():
+        assert f" {command} " in done.stdout and about in done.stdout  # whole, on a terminal of 80 columns
     for told in (done.stdout, run_program("compare", "--help").stdout):
         assert "--help" in told and "env var" not in told and "TENSORPROBE_" not in told
 

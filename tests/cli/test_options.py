@@ -81,5 +81,17 @@ def test_help_shows_names_without_types(command: str) -> None:
     assert "--output" not in page and ("--out" not in page or re.search("-o, --out (FOLDER|FILE)", page))
 
 
+@pytest.mark.parametrize("command", ["capture", "find", "online", "overflow", "sim"])
+def test_an_unknown_option_without_dashes_may_be_one_of_the_command(command: str) -> None:
+    done = run_program(command, "python", "train.py", "--ovrwrite")
+    assert (
+        done.returncode == 2
+        and f"Put -- before it: tensorprobe {command} [OPTIONS] -- COMMAND --ovrwrite" in done.stderr
+    )
+    assert ("Did you mean '--overwrite'?" in done.stderr) == (command in ("capture", "online", "overflow"))
+    typed = run_program(command, "--ovrwrite", "--", "python", "train.py")
+    assert typed.returncode == 2 and "Put -- before" not in typed.stderr
+
+
 def test_completion_is_offered() -> None:
     assert "--install-completion" in run_program("--help").stdout

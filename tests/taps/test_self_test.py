@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 import tensorprobe
 from tensorprobe import torch_names
 from tensorprobe.errors import CaptureIncomplete, SelfTestFailed
+from tensorprobe.model import CaptureLevel
 from tensorprobe.numerics.native import SWITCH
 from tensorprobe.record import snapshot
 from tensorprobe.taps import self_test
@@ -50,6 +51,12 @@ def test_a_torch_whose_tensors_cannot_be_read_is_refused_before_the_program(
     assert "tensorprobe doctor" in str(raised.value)
     assert not (tmp_path / "run").exists()
     assert tensorprobe.active_probe() is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_level_says_what_its_record_must_hold(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(self_test._EXPECTED, CaptureLevel.MODULE, {"sum": ("forward", ((7.0,),))})
+    assert self_test.find_problem("module", mode, "cpu") and not self_test.find_problem("api", mode, "cpu")
 
 
 @pytest.mark.parametrize("mode", ["summary", "tensor"])

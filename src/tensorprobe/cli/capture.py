@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import typer
 
-from tensorprobe.cli.command import aside, demand_dashes, run_command
+from tensorprobe.cli.command import RunsCommand, aside, demand_dashes, run_command
 from tensorprobe.cli.options import OUT, given, option
 from tensorprobe.errors import CommandFailed, SettingsError, TensorprobeError
 from tensorprobe.files import refusal
@@ -26,7 +26,7 @@ _HOOK = "tensorprobe.inject.capture:begin"
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(name="capture")(capture)
+    app.command(name="capture", cls=RunsCommand)(capture)
 
 
 def capture(

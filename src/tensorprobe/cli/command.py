@@ -14,10 +14,30 @@ from pathlib import Path
 from typing import IO, Any
 
 import typer
+from typer.core import TyperCommand
 
-from tensorprobe.errors import CommandFailed, RunExists, SettingsError
+from tensorprobe.errors import CommandFailed, RunExists, SettingsError, did_you_mean
 from tensorprobe.inject import environment
 from tensorprobe.text import shell
+
+
+class RunsCommand(TyperCommand):
+    """A command that runs one of the user, whose options need a `--` before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return what is left of the arguments."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer brings a click of its own, whose exceptions have no public name
+            option = getattr(error, "option_name", None)
+            if "--" in given or option is None:
+                raise
+            close = did_you_mean(str(option), [name for param in self.params for name in param.opts])
+            raise SettingsError(
+                f"tensorprobe {ctx.info_name} has no option {option}.{close}\n"
+                f"  An option of your own command? Put -- before it: tensorprobe {ctx.info_name} [OPTIONS] -- COMMAND {option}"
+            ) from None
 
 
 def demand_dashes(command: list[str], given: list[str]) -> None:

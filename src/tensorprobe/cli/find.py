@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from tensorprobe.cli.capture import recorded_in, run_captured
+from tensorprobe.cli.command import RunsCommand
 from tensorprobe.cli.options import JSON, LIMIT, OUT, option, progress, read_forms, show
 from tensorprobe.errors import CommandFailed, NothingPaired, SettingsError
 from tensorprobe.files import read_file, replace_file
@@ -54,7 +55,7 @@ class _Journal(msgspec.Struct, kw_only=True):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(name="find")(find)
+    app.command(name="find", cls=RunsCommand)(find)
 
 
 def find(
@@ -77,10 +78,11 @@ def find(
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:
-    """Run two commands, find the first call where they part ways, and prove it.
+    """Run two commands and find the first call where they part ways.
 
     Both commands are recorded with summaries, each twice: nondeterminism is reported first. Then they run again and only the
-    steps and calls around the first difference are recorded with values, then the ATen calls inside the call that is wrong.
+    steps and calls around the first difference are recorded with values, and the difference is proved by replays in float64;
+    then once more with the ATen calls inside the call that is wrong.
     Exit code 0: they agree. 1: they diverge. 2: they cannot be compared.
     """
     from tensorprobe.report.forms import Answer

@@ -7,14 +7,14 @@ from typing import Any
 
 import typer
 
-from tensorprobe.cli.command import watch_command
+from tensorprobe.cli.command import RunsCommand, watch_command
 from tensorprobe.cli.options import JSON, LIMIT, OUT, option
 from tensorprobe.watches.online.settings import OnlineSettings
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(name="online")(online)
+    app.command(name="online", cls=RunsCommand)(online)
 
 
 def online(
@@ -36,7 +36,7 @@ def online(
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:
-    """Compare every ATen call of a command with the same call on the CPU, while it runs.
+    """Compare each ATen call of a command with the CPU, while it runs.
 
     The script is not edited. Watching begins when it calls the first module. Exit code 0: all calls agree. 1: a call fails.
     2: nothing was compared. If the command fails, its exit code is returned. Without -o, the results are in the first free one of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from tensorprobe.cli.command import is_command, watch_command
+from tensorprobe.cli.command import RunsCommand, is_command, watch_command
 from tensorprobe.cli.options import JSON, LIMIT, OUT, format_option, option, progress, read_forms, show
 from tensorprobe.errors import SettingsError
 from tensorprobe.model.overflow import OverflowReport
@@ -15,7 +15,7 @@ from tensorprobe.watches.overflow.settings import OverflowSettings
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(name="overflow")(overflow)
+    app.command(name="overflow", cls=RunsCommand)(overflow)
 
 
 def overflow(
@@ -35,9 +35,10 @@ def overflow(
     as_json: bool = JSON,
     limit: int = LIMIT,
 ) -> None:
-    """Find the call that makes the first NaN or inf: in a run, or in a command while it runs (`-- COMMAND`).
+    """Find the first NaN or inf, in a run or while a command runs.
 
-    All ranks are searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: there is one.
+    The answer names the call that makes it, in a run or in a command that is started here (`-- COMMAND`). All ranks are
+    searched, and intentional infinities (masks) are recognised. Exit code 0: no unexpected NaN or inf. 1: there is one.
     2: nothing could be checked. If a watched command fails, its exit code is returned. Without -o, what a watch finds is in the
     first free one of tensorprobe-overflow, tensorprobe-overflow-2, …
     """

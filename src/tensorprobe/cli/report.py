@@ -31,9 +31,9 @@ def report(
         False, "--no-source", help="Leave out lines of the program, arguments and paths, for sharing."
     ),
 ) -> None:
-    """Write the page of a result: one HTML file for a browser, without a server or a network.
+    """Write the page of a result: one HTML file for a browser.
 
-    The runs of the result are not needed. The page of a run is written to report.html in the current folder.
+    It needs no server and no network, nor the runs of the result. The page of a run is written to report.html in the current folder.
     """
     from tensorprobe.cli.results import folder_of, is_result, open_result, page_of
     from tensorprobe.report.page.html import to_html

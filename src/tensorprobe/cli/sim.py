@@ -7,13 +7,14 @@ import sys
 
 import typer
 
+from tensorprobe.cli.command import RunsCommand
 from tensorprobe.cli.options import JSON
 from tensorprobe.errors import CommandFailed, SettingsError
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(name="sim")(sim)
+    app.command(name="sim", cls=RunsCommand)(sim)
 
 
 def sim(

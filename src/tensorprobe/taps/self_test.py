@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _PRODUCT = {
 }
 _EXPECTED = dict.fromkeys(CaptureLevel, _PRODUCT)
 """Level → what is looked for in its record: the name of a tensor, the direction of its call, its values."""
-Expected = dict[str, tuple[str, tuple[tuple[float, ...], ...]]]
+Expected = Mapping[str, tuple[str, tuple[tuple[float, ...], ...]]]
 _TOLERANCE = 1e-6
 _RING_BYTES = 1 << 20
 
@@ -136,8 +137,8 @@ def _check(run: Run, mode: str, expected: Expected) -> str:
                 values[str(call.direction)].append(slot.numpy().tolist())
     if mode == "structure":
         found = {str(call.direction) for call in run.calls(0, 0)}
-        wanted = {direction for direction, _ in expected.values()}
-        return "" if found == wanted else f"only {sorted(found)} calls are in the record"
+        directions = {direction for direction, _ in expected.values()}
+        return "" if found == directions else f"only {sorted(found)} calls are in the record"
     for name, (direction, matrix) in expected.items():
         numbers = [number for row in matrix for number in row]
         wanted = (max(numbers), min(numbers), math.hypot(*numbers))
