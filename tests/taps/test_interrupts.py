@@ -219,10 +219,10 @@ STORM = """
 @pytest.mark.parametrize("kind", ["plain", "forgets", "object"])
 def test_storm_of_alarms(kind: str, tmp_path: Path) -> None:
     script = write_script(tmp_path, STORM)
-    answer = run_python([script, kind, tmp_path / "run"], tmp_path).stdout
-    struck, caught, failed, *done = map(int, answer.split())
+    ended = run_python([script, kind, tmp_path / "run"], tmp_path)
+    struck, caught, failed, *done = map(int, ended.stdout.split())
     assert struck > 100
-    assert caught == struck, "exceptions of the program were lost"
+    assert caught == struck, f"exceptions of the program were lost; Python says: {ended.stderr!r}"
     assert failed == 0
     calls = [call for call in tensorprobe.open_run(tmp_path / "run").calls() if call.op == "Torch.add"]
     numbers = [_number(call.name) for call in calls]
