@@ -71,8 +71,8 @@ demo: $(READY) ## train twice, once on a device with a planted fault, and find t
 	@echo "  $(BIN)/tensorprobe compare $(DEMO)/baseline $(DEMO)/candidate --format md          for a pull request"
 	@echo "  $(BIN)/tensorprobe sim --list                                                              the other faults"
 
-check: lint ## the quick loop: lint, then the tests that start no process of their own
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not process" $(ARGS)
+check: lint ## the quick loop: lint, then the tests of single rooms that start no process of their own
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not process" --ignore tests/e2e --ignore tests/harm $(ARGS)
 
 test: lint ## lint, then all tests; those that need a browser are skipped without one (make browser)
 	@$(MAKE) --no-print-directory $(MODULES) || echo "npm's packages could not be installed: tests that need them are skipped."

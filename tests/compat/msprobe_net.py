@@ -17,6 +17,7 @@ import msprobe.pytorch as msprobe
 from tensorprobe import open_run
 from tensorprobe.legacy.msprobe.debugger import PrecisionDebugger
 from tensorprobe.record.run import Run
+from tests.builders.checker import read_strictly
 
 Json = dict[str, Any]
 HERE = f"proc{os.getpid()}"
@@ -94,12 +95,7 @@ def dump(folder: Path, section: Json | None = None, steps: int = 1, **settings: 
 
 
 def index(folder: Path, step: int = 0, file: str = "dump.json") -> Json:
-    def refuse(text: str) -> None:
-        raise AssertionError(f"{text} stands bare in {file}")
-
-    text = (folder / "dump" / f"step{step}" / HERE / file).read_text()
-    found: Json = json.loads(text, parse_constant=refuse)
-    return found
+    return read_strictly(folder / "dump" / f"step{step}" / HERE / file)
 
 
 def names(run: Run) -> list[str]:

@@ -1,12 +1,19 @@
-"""A dump of ptdbg_ascend, read with json and numpy alone: none of our code, so that it can contradict it."""
+"""Tables, and a dump of ptdbg_ascend, read with csv, json and numpy alone: none of our code, so that it can contradict it."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+
+def read_csv(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a table."""
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 class Line(NamedTuple):

@@ -6,7 +6,6 @@ simulated NPU, healthy and with a planted fault.
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import os
@@ -24,6 +23,7 @@ import api_accuracy_checker.run_ut as commands
 from tensorprobe.errors import SettingsError, UnknownSetting
 from tensorprobe.legacy.checker.config import CheckerConfig
 from tests.builders.checker import read_strictly
+from tests.compat.reading import read_csv
 from tests.taps.scripts import environment, run_python, run_tool
 
 pytestmark = pytest.mark.xdist_group("checker-guide")  # one worker, so that each script runs once
@@ -145,13 +145,8 @@ def checked(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return check
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def results(folder: Path) -> dict[str, tuple[str, str]]:
-    table = rows(folder / "accuracy_checking_result.csv")
+    table = read_csv(folder / "accuracy_checking_result.csv")
     return {row["API name"]: (row["Forward Test Success"], row["Backward Test Success"]) for row in table}
 
 
@@ -195,12 +190,12 @@ def test_run_ut_writes_two_tables_and_touches_nothing_else(trained: Any, checked
         "accuracy_checking_details.csv", "accuracy_checking_result.csv", "notes.txt",
     ]  # fmt: skip
     assert (folder / "notes.txt").read_text() == "mine"
-    table = rows(folder / "accuracy_checking_result.csv")
+    table = read_csv(folder / "accuracy_checking_result.csv")
     assert list(table[0]) == ["API name", "Forward Test Success", "Backward Test Success", "Message"]
     assert [row["API name"] for row in table] == list(trained(device).read()["forward"])
     found = results(folder)
     assert found[CONV] == ("True", "True") and "False" not in {verdict for both in found.values() for verdict in both}
-    details = {row["Npu Name"]: row for row in rows(folder / "accuracy_checking_details.csv")}
+    details = {row["Npu Name"]: row for row in read_csv(folder / "accuracy_checking_details.csv")}
     assert f"{CONV}.forward.output.0" in details and f"{CONV}.backward.output.1" in details
 
 
@@ -212,7 +207,7 @@ def test_questions_of_the_guide(checked: Any, device: str) -> None:
     found = results(folder)
     assert found["Functional*relu6*0"] == found["Functional*gelu*0"] == ("True", "True")
     assert found["Functional*dropout*0"][0] == "True"
-    details = {row["Npu Name"]: row for row in rows(folder / "accuracy_checking_details.csv")}
+    details = {row["Npu Name"]: row for row in read_csv(folder / "accuracy_checking_details.csv")}
     dtypes = {
         name: (details[f"{name}.forward.output.0"]["Bench Dtype"], details[f"{name}.forward.output.0"]["NPU Dtype"])
         for name in ("Functional*relu6*0", "Functional*gelu*0", CONV)
@@ -230,7 +225,7 @@ def test_a_planted_fault_is_flagged_and_its_data_saved(checked: Any) -> None:
     assert code == 1, said
     assert {name for name, both in results(folder).items() if "False" in both} == {CONV}
     assert results(folder)[CONV][0] == "False"
-    details = {row["Npu Name"]: row for row in rows(folder / "accuracy_checking_details.csv")}
+    details = {row["Npu Name"]: row for row in read_csv(folder / "accuracy_checking_details.csv")}
     assert details[f"{CONV}.forward.output.0"]["Pass"] == "False"
     saved = [
         path.relative_to(folder / "ut_error_data") for path in (folder / "ut_error_data").rglob("*") if path.is_file()

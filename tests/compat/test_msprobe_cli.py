@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from tensorprobe.errors import NotFound, RunNotFound, SettingsError, UnknownSett
 from tensorprobe.legacy.msprobe import cli, cli_checks
 from tensorprobe.legacy.msprobe.cli import run
 from tests.builders.msprobe import conv_net, write_conv_net, write_dump
+from tests.compat.reading import read_csv
 
 NPU, BENCH = "npu/step0/proc77/dump.json", "bench/step0/proc77/dump.json"
 
@@ -28,11 +28,6 @@ def dumps(fresh: None) -> None:
     for side, error in (("npu", 0.5), ("bench", 0.0)):
         write_conv_net(Path(side), error=error)
     Path("compare.json").write_text(json.dumps({"npu_path": NPU, "bench_path": BENCH}))
-
-
-def read(path: str | Path) -> list[dict[str, str]]:
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_fresh_process_shows_its_commands_without_torch_and_numpy() -> None:
@@ -49,7 +44,7 @@ def test_a_fresh_process_shows_its_commands_without_torch_and_numpy() -> None:
 def test_compare_of_the_older_spelling(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["-f", "pytorch", "compare", "-i", "compare.json", "-o", "out"]) == 1
     (table,) = capsys.readouterr().out.splitlines()
-    assert table.startswith("out/compare_result_") and "NPU_Stack_Info" not in read(table)[0]
+    assert table.startswith("out/compare_result_") and "NPU_Stack_Info" not in read_csv(table)[0]
     assert len([*Path("out").glob("advisor_*.txt")]) == 1
 
 
@@ -58,7 +53,7 @@ def test_compare_with_its_switches(capsys: pytest.CaptureFixture[str]) -> None:
     Path("compare.json").write_text(json.dumps(given))
     assert run(["--framework=pytorch", "compare", "-i", "compare.json", "-o", "out", "-s", "-f", "-c"]) == 0
     (table,) = capsys.readouterr().out.splitlines()
-    assert "NPU_Stack_Info" in read(table)[0]
+    assert "NPU_Stack_Info" in read_csv(table)[0]
     assert [*Path("out").glob("advisor_*.txt")] == []
     with pytest.raises(SettingsError, match="please turn on the stack_mode"):
         run(["compare", "-i", "compare.json"])
@@ -66,7 +61,7 @@ def test_compare_with_its_switches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_compare_of_the_newer_spelling_has_stacks_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "-tp", NPU, "-gp", BENCH, "-o", "out"]) == 1
-    assert "NPU_Stack_Info" in read(capsys.readouterr().out.strip())[0]
+    assert "NPU_Stack_Info" in read_csv(capsys.readouterr().out.strip())[0]
     Path("npu/step0/proc77/stack.json").unlink()
     assert run(["compare", "--target_path", "npu", "--golden_path", "bench", "-fm", "-da", "--xlsx"]) == 1
     table = Path(capsys.readouterr().out.strip())
@@ -168,7 +163,7 @@ def test_run_ut_writes_two_tables(asked: list[dict[str, Any]], capsys: pytest.Ca
     assert run(["-f", "pytorch", "run_ut", "-api_info", NPU, "-o", "ut", "-j", "-d", "0"]) == 0
     names = sorted(path.name for path in Path("ut").iterdir())
     assert [name[:26] for name in names] == ["accuracy_checking_details_", "accuracy_checking_result_2"]
-    rows = read(Path("ut", names[1]))
+    rows = read_csv(Path("ut", names[1]))
     assert [row["API name"] for row in rows] == [
         "Functional.conv2d.0",
         "Tensor.__gt__.0",
@@ -193,7 +188,7 @@ def test_a_failing_api_is_saved_and_fails_the_command(
     (script,) = Path("saved").glob("ut_error_data*/Torch.exp.0.forward.py")
     assert f"python {script}" in capsys.readouterr().out
     (table,) = Path().glob("accuracy_checking_result_*.csv")
-    assert [(row["API name"], row["Forward Test Success"]) for row in read(table)] == [("Torch.exp.0", "False")]
+    assert [(row["API name"], row["Forward Test Success"]) for row in read_csv(table)] == [("Torch.exp.0", "False")]
 
 
 def test_the_lists_of_a_config_choose_the_apis(asked: list[dict[str, Any]]) -> None:
@@ -225,7 +220,7 @@ def test_a_check_that_was_stopped_goes_on(monkeypatch: pytest.MonkeyPatch, caplo
     assert not Path(table).exists()
     monkeypatch.setattr(cli_checks, "precheck", lambda run, **given: real(run, **{**given, "jobs": 0}))
     assert run(["run_ut", "-api_info", BENCH, "-csv_path", table]) == 0
-    assert len(read(table)) == 4
+    assert len(read_csv(table)) == 4
     assert [path.name for path in Path("ut").iterdir() if path.name.startswith(".")] == []
 
 

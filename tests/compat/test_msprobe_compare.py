@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import subprocess
@@ -22,6 +21,7 @@ from tensorprobe.legacy.msprobe.tables import DIGEST_COLUMNS, STATISTICS_COLUMNS
 from tests.builders import runs as made_runs
 from tests.builders.msprobe import STACKS, conv_net, write_conv_net, write_dump
 from tests.builders.ptdbg import tensor, write_rank
+from tests.compat.reading import read_csv
 
 Rows = list[dict[str, str]]
 VERDICT, RESULT, MESSAGE = "Accuracy Reached or Not", "Result", "Err_message"
@@ -38,12 +38,7 @@ def write_sides(root: Path = Path("dumps"), *, error: float = 0.5, **more: Any) 
 
 
 def compared(param: dict[str, Any], output: str = "output", **more: Any) -> Rows:
-    return read(compare(param, output, **more))
-
-
-def read(path: Path) -> Rows:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(compare(param, output, **more))
 
 
 def row_of(rows: Rows, name: str) -> dict[str, str]:
@@ -485,10 +480,10 @@ def test_ranks_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, ca
     write_ranks(rank1=0.5)
     paths = compare_distributed("npu/step0", "bench/step0", "output", stack_mode=True, jobs=1)
     assert [path.name for path in paths] == [f"compare_result_rank{at}-rank{at}_20240104132544.csv" for at in (0, 1)]
-    verdicts = [{row[VERDICT] for row in read(path)} for path in paths]
+    verdicts = [{row[VERDICT] for row in read_csv(path)} for path in paths]
     assert "No" not in verdicts[0] and "No" in verdicts[1]
     assert "1 of 2 ranks have rows that are 'No', the earliest first: rank1-rank1" in caplog.text
-    assert "NPU_Stack_Info" in read(paths[0])[0]
+    assert "NPU_Stack_Info" in read_csv(paths[0])[0]
     assert len([*Path("output").glob("advisor_rank?-rank?_*.txt")]) == 2
 
 

@@ -6,7 +6,6 @@ and checked as a user would. TENSORPROBE_PEER=1 adds the round trip with the pub
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import os
@@ -22,7 +21,9 @@ import torch
 
 from msprobe.pytorch import PrecisionDebugger, compare, compare_distributed
 from tensorprobe.legacy.msprobe.cli import run as run_msprobe
+from tests.builders.checker import read_strictly
 from tests.compat.msprobe_net import files_of, forget_debugger
+from tests.compat.reading import read_csv
 from tests.taps.scripts import SOURCE, run_python, run_tool
 
 pytestmark = pytest.mark.xdist_group("msprobe-guide")  # one worker, so that the script runs once in each place
@@ -127,26 +128,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     return run
 
 
-def read(path: Path) -> Json:
-    """JSON as the standard has it."""
-
-    def refuse(text: str) -> None:
-        raise AssertionError(f"{text} stands bare in {path}")
-
-    found: Json = json.loads(path.read_text(), parse_constant=refuse)
-    return found
-
-
 def find_dump(folder: Path, name: str, step: int = 0) -> Path:
     """The dump.json of the only process."""
     (found,) = (folder / name / f"step{step}").iterdir()
     assert re.fullmatch(r"proc\d+", found.name)
     return found / "dump.json"
-
-
-def read_table(path: Path) -> list[Json]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def failing(rows: list[Json]) -> list[str]:
@@ -184,7 +170,7 @@ def test_every_task_and_level_leaves_its_files(places: Places, place: str) -> No
     kinds = {"L0": ("Module.",), "L1": ("Functional.", "Tensor.", "Torch.", "Distributed."), "L2": ("Aten.",)}
     kinds["mix"] = kinds["L0"] + kinds["L1"]
     for task, level, folder in dumps(places(place)):
-        head = read(folder / "dump.json")
+        head = read_strictly(folder / "dump.json")
         data = head["data"]
         assert (head["task"], head["level"], head["framework"]) == (task, level, "pytorch")
         assert all(name.startswith(kinds[level]) for name in data), folder
@@ -194,9 +180,9 @@ def test_every_task_and_level_leaves_its_files(places: Places, place: str) -> No
         kept = folder / "dump_tensor_data"
         assert ({path.name for path in kept.iterdir()} if kept.exists() else set()) == values, folder
         assert ('"Norm"' in (folder / "dump.json").read_text()) == (task != "structure"), folder
-        parents = read(folder / "construct.json")
+        parents = read_strictly(folder / "construct.json")
         assert bool(parents) == (level != "L1") and set(parents) <= {*data, *parents.values()}, folder
-        stacks = {name for names, _ in read(folder / "stack.json").values() for name in names}
+        stacks = {name for names, _ in read_strictly(folder / "stack.json").values() for name in names}
         assert stacks and stacks <= set(data), folder
 
 
@@ -205,9 +191,9 @@ def test_an_overflow_is_dumped_where_it_starts(places: Places, place: str, capsy
     """The infinities of the mask, which are meant, are none."""
     (names,) = CONFIGS[place].values()
     for name in [name for name in names if name.startswith("overflow_check")]:
-        assert read(find_dump(places(place).folder, name))["data"] == {}
+        assert read_strictly(find_dump(places(place).folder, name))["data"] == {}
         dump = find_dump(places(place).folder, name, step=1)
-        assert list(read(dump)["data"]) == [OVERFLOW]
+        assert list(read_strictly(dump)["data"]) == [OVERFLOW]
         assert run_msprobe(["overflow_check", "-i", str(dump.parents[1]), "-o", name]) == 1
         assert f"in {OVERFLOW}" in capsys.readouterr().out
     assert run_msprobe(["-f", "pytorch", "run_overflow_check", "-api_info", str(dump)]) == 0
@@ -216,7 +202,7 @@ def test_an_overflow_is_dumped_where_it_starts(places: Places, place: str, capsy
 
 def compare_places(places: Places, ours: str, theirs: str, name: str) -> list[Json]:
     npu, bench = (find_dump(places(place).folder, name) for place in (ours, theirs))
-    return read_table(compare({"npu_path": str(npu), "bench_path": str(bench)}, f"{ours}-{theirs}"))
+    return read_csv(compare({"npu_path": str(npu), "bench_path": str(bench)}, f"{ours}-{theirs}"))
 
 
 @pytest.mark.simulated
@@ -245,7 +231,7 @@ def test_the_program_ends_with_what_it_has_found(places: Places, tmp_path: Path)
         (tmp_path / "compare.json").write_text(json.dumps(given))
         words: list[str | Path] = ["-m", "msprobe", "-f", "pytorch", "compare", "-i", "compare.json", "-o", "out"]
         done = run_python(words, tmp_path, code=code)
-        first = next(iter(failing(read_table(tmp_path / done.stdout.strip()))), None)
+        first = next(iter(failing(read_csv(tmp_path / done.stdout.strip()))), None)
         if name == "tensor-L1":
             assert first == (f"{FAULTY_CALLS['L1']}.output.0" if code else None)
 
@@ -257,19 +243,19 @@ def test_run_ut_flags_the_planted_fault_and_nothing_else(places: Places, tmp_pat
     done = run_tool(["sim", "--fault", FAULT, "--", *words], tmp_path, code=1)
     assert "FAILED    1 of 12 calls" in done.stdout and f"{FAULTY_CALLS['L1']} " in done.stdout
     (table,) = (tmp_path / "ut").glob("accuracy_checking_result_*.csv")
-    results = {row["API name"]: row["Forward Test Success"] for row in read_table(table)}
+    results = {row["API name"]: row["Forward Test Success"] for row in read_csv(table)}
     assert [name for name, result in results.items() if result != "True"] == ["Functional.softmax.0"]
 
 
 @pytest.mark.simulated
 def test_a_fault_on_one_rank_is_found_there_and_nowhere_else(places: Places) -> None:
     npu, bench = (places("ranks").folder / device / "tensor-mix" / "step0" for device in ("npu", "cpu"))
-    tables = {table.name[15:26]: read_table(table) for table in compare_distributed(npu, bench, "out", jobs=1)}
+    tables = {table.name[15:26]: read_csv(table) for table in compare_distributed(npu, bench, "out", jobs=1)}
     assert list(tables) == ["rank0-rank0", "rank1-rank1"]
     assert failing(tables["rank0-rank0"]) == []
     assert failing(tables["rank1-rank1"])[0] == f"{FAULTY_CALLS['mix']}.output.0"
-    alone = read(find_dump(places("cpu").folder, "tensor-mix"))["data"]
-    assert set(read(bench / "rank0" / "dump.json")["data"]) >= {
+    alone = read_strictly(find_dump(places("cpu").folder, "tensor-mix"))["data"]
+    assert set(read_strictly(bench / "rank0" / "dump.json")["data"]) >= {
         name.replace("Module.", "Module.module.") for name in alone if name.startswith(("Module.", "Functional."))
     }, "the paths are those of the model that was given, here with DDP around it"
 
@@ -285,7 +271,7 @@ def test_a_later_dump_replaces_the_steps_of_its_rank(tmp_path: Path) -> None:
         forget_debugger()
     for step, op in enumerate(("relu", "abs")):
         folder = tmp_path / "dump" / f"step{step}" / "rank0"
-        assert f"Torch.{op}.0.forward" in read(folder / "dump.json")["data"]
+        assert f"Torch.{op}.0.forward" in read_strictly(folder / "dump.json")["data"]
         assert {file.name.split(".")[1] for file in (folder / "dump_tensor_data").iterdir()} == {op}
 
 
@@ -302,7 +288,7 @@ def test_sums_in_float32_may_differ_by_their_rounding(
     places: Places, tmp_path: Path, error: float, expected: list[str]
 ) -> None:
     """The published package adds in float32, on each device in another order, also what an op has only moved."""
-    held = read(find_dump(places("cpu").folder, "statistics-L1"))
+    held = read_strictly(find_dump(places("cpu").folder, "statistics-L1"))
     narrow(held["data"])
     paths = {}
     for side in ("npu_path", "bench_path"):
@@ -313,8 +299,8 @@ def test_sums_in_float32_may_differ_by_their_rounding(
         held["data"]["Functional.embedding.0.forward"]["output"][0]["Norm"] *= 1 + error
         narrow(held["data"])
     table = compare(paths, "out")
-    assert failing(read_table(table))[:1] == expected
+    assert failing(read_csv(table))[:1] == expected
 
 
 def test_the_dump_has_the_entries_that_the_published_package_has(places: Places) -> None:
-    assert {*read(find_dump(places("cpu").folder, "tensor-mix"))["data"]} == {*PUBLISHED}
+    assert {*read_strictly(find_dump(places("cpu").folder, "tensor-mix"))["data"]} == {*PUBLISHED}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import shutil
@@ -18,6 +17,7 @@ import msprobe
 from msprobe.pytorch import PrecisionDebugger
 from tensorprobe.errors import RunNotFound, SettingsError
 from tests.compat.msprobe_net import forget_debugger
+from tests.compat.reading import read_csv
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +32,6 @@ def write_config(path: Path, task: str, **section: Any) -> str:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     return str(path / "config.json")
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def train_monitored(folder: Path, *, flip_at: int | None = None, **section: Any) -> list[torch.Tensor]:
@@ -72,7 +68,7 @@ def test_gradients_are_written_at_each_optimizer_step(level: str, titles: list[s
     rank = tmp_path / "dump" / "rank0"
     assert sorted(file.name for file in rank.glob("*.csv")) == [f"grad_summary_{step}.csv" for step in range(3)]
     for step, gradient in enumerate(gradients):
-        rows = read_table(rank / f"grad_summary_{step}.csv")
+        rows = read_csv(rank / f"grad_summary_{step}.csv")
         assert [*rows[0]] == titles and [row["param_name"] for row in rows] == ["0.weight", "0.bias", "2.weight"]
         assert float(rows[0]["max"]) == gradient.max() and float(rows[0]["min"]) == gradient.min()
         assert float(rows[0]["norm"]) == pytest.approx(float(gradient.norm())) and rows[0]["shape"] == "[4, 4]"
@@ -86,7 +82,7 @@ def test_gradients_are_written_at_each_optimizer_step(level: str, titles: list[s
 
 def test_only_the_parameters_and_steps_that_are_named_are_written(tmp_path: Path) -> None:
     train_monitored(tmp_path, param_list=["2.weight"])
-    assert [row["param_name"] for row in read_table(tmp_path / "dump/rank0/grad_summary_1.csv")] == ["2.weight"]
+    assert [row["param_name"] for row in read_csv(tmp_path / "dump/rank0/grad_summary_1.csv")] == ["2.weight"]
     with pytest.raises(SettingsError, match=r"3\.weight"):
         train_monitored(tmp_path / "other", param_list=["3.weight"])
 
@@ -99,7 +95,7 @@ def test_the_step_where_gradients_turn_is_named(tmp_path: Path, caplog: pytest.L
             str(tmp_path / "one/dump"), str(tmp_path / "two/dump"), str(tmp_path / "out")
         )
     assert tables == {0: tmp_path / "out/rank0/similarities.csv"}
-    rows = {row["step"]: row for row in read_table(tables[0])}
+    rows = {row["step"]: row for row in read_csv(tables[0])}
     assert [*rows] == ["0.bias", "0.weight", "2.weight", "summary"]
     assert [rows["summary"][step] for step in "012"] == ["1.0", "1.0", "0.0"]
     assert "Step 2, 0.weight: similarity falls from 1.0000 to 0.0000." in caplog.messages
@@ -112,7 +108,7 @@ def test_what_one_dump_lacks_never_passes(tmp_path: Path, caplog: pytest.LogCapt
     shutil.rmtree(tmp_path / "two/dump/rank0/step2")
     paths = [str(tmp_path / side / "dump") for side in ("one", "two")]
     table = msprobe.GradComparator.compare_distributed(*paths, str(tmp_path / "out"))[0]
-    rows = {row["step"]: row for row in read_table(table)}
+    rows = {row["step"]: row for row in read_csv(table)}
     assert rows["0.bias"]["1"] == "Unmatched" and "2" not in rows["0.bias"]
     assert any("has step 2" in message for message in caplog.messages)
     with pytest.raises(RunNotFound, match="no folder rankN in common"):
@@ -132,7 +128,7 @@ def check_calls(folder: Path, dtype: torch.dtype, **section: Any) -> tuple[list[
         debugger.step()
     left = sorted(entry.name for entry in (folder / "dump").iterdir())
     assert left in ([], ["free_benchmark.csv"])
-    return read_table(folder / "dump" / "free_benchmark.csv") if left else [], torch.randn(3)
+    return read_csv(folder / "dump" / "free_benchmark.csv") if left else [], torch.randn(3)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tensorprobe.legacy.layouts.ptdbg_reader import PtdbgSegment
 from tensorprobe.legacy.ptdbg.compare import COLUMNS, compare
 from tests.builders import runs as made_runs
 from tests.builders.ptdbg import stack, tensor, write_rank
+from tests.compat.reading import read_csv
 from tests.compat.tiny_net import (
     CONV,
     MESSAGE,
@@ -29,7 +30,6 @@ from tests.compat.tiny_net import (
     X,
     dumps,
     failing,
-    read_csv,
     tensors,
     write,
 )

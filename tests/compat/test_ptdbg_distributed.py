@@ -12,7 +12,8 @@ import pytest
 from tensorprobe.errors import CannotCompare, SettingsError
 from tensorprobe.legacy.compared import comparing
 from tensorprobe.legacy.ptdbg.compare import compare_distributed
-from tests.compat.tiny_net import CONV, RELU, STACK, VERDICT, Tensors, X, failing, read_csv, tensors, write
+from tests.compat.reading import read_csv
+from tests.compat.tiny_net import CONV, RELU, STACK, VERDICT, Tensors, X, failing, tensors, write
 
 FAULT = {f"{RELU}_output": -X}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,11 +56,6 @@ def dumps(npu: Tensors, bench: Tensors, prefix: str = "", stacks: Stacks | None 
         pkl = write(Path(side, f"{prefix}{side}_dump.pkl"), held, stacks)
         param |= {f"{side}_pkl_path": str(pkl), f"{side}_dump_data_dir": str(pkl.with_suffix(""))}
     return param
-
-
-def read_csv(path: Path) -> Rows:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def failing(rows: Rows) -> list[str]:
