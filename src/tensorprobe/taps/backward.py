@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.autograd.function import BackwardCFunction
 
@@ -69,7 +70,7 @@ class Watch:
         self._take_inputs, self._take_outputs = takes
         self._emit, self._record_whole = emit, record_whole
         self._edges = 0
-        self._several: dict[str, int] = {}
+        self._several: dict[str, int] | None = None
         self._passes: dict[int, _Pass] = {}
         self._refused: set[int] = set()
 
@@ -152,7 +153,7 @@ class Watch:
         current = self._passes.get(task)
         if current is not None:
             return current, False
-        current = self._passes[task] = _Pass(self._edges, self._several)
+        current = self._passes[task] = _Pass(self._edges, self._several or {})
         return current, True
 
     def _add_up(self, current: _Pass, found: Found) -> Found:
@@ -277,11 +278,14 @@ def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
     return None
 
 
-Guard = Callable[[Watch, Callable[[int], bool]], None]
+Gradients = tuple[torch.Tensor | None, ...]
+"""What torch passes to a hook, once or twice."""
+TakeGradients = Callable[[int, tuple[Gradients, ...]], bool]
+Guard = Callable[[Watch, TakeGradients, tuple[Gradients, ...]], None]
 
 
 def install(watch: Watch, roots: dict[Any, SlotIndices], found: Boundary, guard: Guard) -> None:
-    """Register the hooks. `guard` runs what they do as tool code, with the number of the engine's pass.
+    """Register the hooks. `guard` runs what they do as tool code, with the number of the engine's pass and their arguments.
 
     A node that is both root and boundary, like the only node of a simple op, needs one hook: after it, both sides are known.
     A node written in Python needs two, because it may change its inputs in place.
@@ -291,63 +295,78 @@ def install(watch: Watch, roots: dict[Any, SlotIndices], found: Boundary, guard:
     if len(roots) == len(boundary) == 1 and not found.to_casts and watch.is_recorded_whole:
         ((node, places),) = roots.items()
         if _is_simple(node, boundary):
-            node.register_hook(_whole_node(watch, places, boundary[node], guard))
+            node.register_hook(_WholeNode(watch, guard, places, boundary[node]))
             return
     for node, places in found.to_casts.items():
-        node.register_hook(_before_cast(watch, places, guard))
+        node.register_hook(_BeforeCast(watch, guard, [], places))
     for node, places in roots.items():
         if _is_simple(node, boundary):
-            node.register_hook(_around_node(watch, places, boundary[node], guard))
+            node.register_hook(_AroundNode(watch, guard, places, boundary[node]))
         else:
-            node.register_prehook(_before_node(watch, places, guard))
+            node.register_prehook(_BeforeNode(watch, guard, places))
     for node, places in boundary.items():
         if node not in roots or not _is_simple(node, boundary):
-            node.register_hook(_around_node(watch, [], places, guard))
+            node.register_hook(_AroundNode(watch, guard, [], places))
 
 
 def _is_simple(node: Any, boundary: dict[Any, SlotIndices]) -> bool:
     return node in boundary and not isinstance(node, BackwardCFunction)
 
 
-def _whole_node(watch: Watch, out_places: SlotIndices, in_places: SlotIndices, guard: Guard) -> Callable[..., None]:
-    def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
-        def take(task: int) -> bool:
-            watch.whole(_pick(outputs, out_places), _pick(inputs, in_places))
-            return False
+class _Hook(msgspec.Struct, gc=False):
+    """A hook in the graph. It takes gradients of outputs (`before` the node) and of inputs (`after` it) from these places.
 
-        guard(watch, take)
+    Hundreds wait for their backward at a time. The garbage collector, which counts what it tracks, does not count these.
+    """
 
-    return hook
+    watch: Watch
+    guard: Guard
+    before: SlotIndices
+    after: SlotIndices = []
 
+    def __call__(self, *gradients: Gradients) -> None:
+        self.guard(self.watch, self.take, gradients)
 
-def _before_node(watch: Watch, places: SlotIndices, guard: Guard) -> Callable[..., None]:
-    def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
-        guard(watch, lambda task: watch.gradients_of_outputs(task, _pick(outputs, places)))
-
-    return hook
-
-
-def _before_cast(watch: Watch, places: SlotIndices, guard: Guard) -> Callable[..., None]:
-    def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
-        guard(watch, lambda task: watch.keep_own(task, _pick(inputs, places)))
-
-    return hook
+    def take(self, task: int, gradients: tuple[Gradients, ...]) -> bool:
+        """Take what this hook is for from its arguments. Return whether the engine's pass is new to the watch."""
+        raise NotImplementedError
 
 
-def _around_node(watch: Watch, out_places: SlotIndices, in_places: SlotIndices, guard: Guard) -> Callable[..., None]:
-    def hook(inputs: tuple[torch.Tensor | None, ...], outputs: tuple[torch.Tensor | None, ...]) -> None:
-        def take(task: int) -> bool:
-            new = watch.gradients_of_outputs(task, _pick(outputs, out_places)) if out_places else False
-            found = _pick(inputs, in_places)
-            if len(outputs) == 1:
-                found = watch.without_others(task, found, outputs[0])
-            new = watch.gradients_of_inputs(task, found) or new
-            watch.arrived(task, len(in_places))
-            return new
+class _WholeNode(_Hook, gc=False):
+    """After the only node of a call."""
 
-        guard(watch, take)
+    def take(self, task: int, gradients: tuple[Gradients, ...]) -> bool:
+        inputs, outputs = gradients
+        self.watch.whole(_pick(outputs, self.before), _pick(inputs, self.after))
+        return False
 
-    return hook
+
+class _BeforeNode(_Hook, gc=False):
+    def take(self, task: int, gradients: tuple[Gradients, ...]) -> bool:
+        (outputs,) = gradients
+        return self.watch.gradients_of_outputs(task, _pick(outputs, self.before))
+
+
+class _BeforeCast(_Hook, gc=False):
+    """After a node that passes its gradient on to a cast, which may be that of several calls."""
+
+    def take(self, task: int, gradients: tuple[Gradients, ...]) -> bool:
+        inputs, _ = gradients
+        return self.watch.keep_own(task, _pick(inputs, self.after))
+
+
+class _AroundNode(_Hook, gc=False):
+    """After a node at the boundary, which may be the first one, too."""
+
+    def take(self, task: int, gradients: tuple[Gradients, ...]) -> bool:
+        (inputs, outputs), watch = gradients, self.watch
+        new = watch.gradients_of_outputs(task, _pick(outputs, self.before)) if self.before else False
+        found = _pick(inputs, self.after)
+        if len(outputs) == 1:
+            found = watch.without_others(task, found, outputs[0])
+        new = watch.gradients_of_inputs(task, found) or new
+        watch.arrived(task, len(self.after))
+        return new
 
 
 def _pick(gradients: tuple[torch.Tensor | None, ...], places: SlotIndices) -> Found:

@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -26,7 +25,9 @@ from tensorprobe.model.sink import Sink
 from tensorprobe.taps.backward import (
     Boundary,
     Edges,
+    Gradients,
     SlotIndices,
+    TakeGradients,
     Watch,
     WholeBackward,
     find_boundary,
@@ -346,7 +347,7 @@ class Session:
         event = call.event
         return Origin(call.backward_name, event.module, event.stack, self.era, within, event.microbatch)
 
-    def _in_hook(self, watch: Watch, take: Callable[[int], bool]) -> None:
+    def _in_hook(self, watch: Watch, take: TakeGradients, gradients: tuple[Gradients, ...]) -> None:
         """Run tool code inside the autograd engine."""
         state = self.state
         if not self.recording or state.busy:
@@ -362,7 +363,7 @@ class Session:
                 task = torch_names.graph_task()
                 if not watch.is_wanted(task, self.selection.wants_backward_now):
                     return
-                if take(task):
+                if take(task, gradients):
                     self._expect_end(task, watch)
         except BaseException as error:
             guard.__exit__(None, None, None)  # a tracing hook can skip it
