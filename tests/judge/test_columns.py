@@ -76,7 +76,7 @@ def test_an_error_that_all_elements_share_is_severe_though_it_is_small() -> None
     assert (severities(plain)[-1], severities(biased)[-1]) == (NOISE, UNEXPLAINED)
 
 
-@pytest.mark.parametrize("op", ["Aten.sum.dim_IntList", "Tensor.sum", "Torch.mean"])
+@pytest.mark.parametrize("op", ["Aten.sum.dim_IntList", "Tensor.sum", "Torch.mean", "Functional.kl_div"])
 def test_a_sum_that_cancels_is_measured_against_what_was_summed(op: str) -> None:
     """The terms have a size of 1. The error is as large as the result, a millionth of them."""
 

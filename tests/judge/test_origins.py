@@ -220,6 +220,29 @@ def test_from_gradients_with_equal_bits_no_element_may_be_updated_otherwise() ->
         assert second.unseen_updates == 1
 
 
+@pytest.mark.parametrize(
+    ("gradient", "gain", "usual", "others", "expected"),
+    [
+        (ROUNDED, 100.0, 1.0, 9, "entered"),
+        (ROUNDED, 20.0, 1.0, 9, "agrees"),
+        (ROUNDED, 100.0, 50.0, 9, "agrees"),
+        (ROUNDED, 100.0, 1.0, 3, "agrees"),
+        (0.0, 100.0, 1.0, 0, "entered"),
+    ],
+)
+def test_one_parameter_whose_update_is_much_further_off_than_its_gradient(
+    gradient: float, gain: float, usual: float, others: int, expected: str
+) -> None:
+    """Noise of 2 % in a gradient that nobody recorded moves an update of Adam by far less than a hundredth."""
+    alike = Update(off=0.0, factor=1.0, size=0.01, gain=usual)
+    judge, later = RankJudge(POLICIES["noise-aware"]), training(1e-6, number=1)
+    judge.judge(training(0.0, gradient))
+    [question] = judge.judge(later).questions
+    answers = {-1 - at: alike for at in range(others)} | {question.row: alike._replace(gain=gain)}
+    found = judge.judge_again(later, Known({1: RIGHT}, answers))
+    assert status(found)[0] == expected
+
+
 def test_the_gradient_of_zeros_is_that_of_their_own_call() -> None:
     """Two biases of zeros hold the same bytes, and have gradients of their own."""
     zeros = {"baseline_max": 0.0, "baseline_min": 0.0, "grad": True, "key": "zeros"}

@@ -50,3 +50,20 @@ def test_where_every_gradient_is_noise_nothing_is_known_of_the_slope() -> None:
     zeros, one = np.zeros(100), np.ones(100)
     update = measure_update((zeros, zeros), (one, -one), 1.2e-7, (one, -one))
     assert update.off == 0 and math.isnan(update.factor) and math.isnan(update.slope or 0.0)
+
+
+def test_changes_are_as_near_as_the_gradients_or_further_apart() -> None:
+    rng = np.random.default_rng(0)
+    before, ours, other = (rng.standard_normal(1000) for _ in range(3))
+    rounded, noisy = ours * (1 + 1e-7 * other), ours * (1 + 1e-3 * other)
+
+    def gain(made_of: np.ndarray, recorded: np.ndarray) -> float:
+        now = before + 0.01 * ours, before + 0.01 * made_of
+        return measure_update((before, before), now, 1.2e-16, (ours, recorded)).gain
+
+    assert 0.5 < gain(rounded, rounded) < 2
+    assert gain(noisy, rounded) > 3000
+    assert gain(noisy, noisy) < 2
+    assert math.isnan(measure_update((before, before), (before + ours, before + rounded), 1.2e-16).gain)
+    zeros = np.zeros(1000)
+    assert math.isnan(measure_update((before, before), (before + ours, before + rounded), 1.2e-16, (zeros, zeros)).gain)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,18 @@ def test_equal_values() -> None:
     assert is_equal(one.t().contiguous().t(), one.clone())
     assert not is_equal(one, torch.tensor([[1.0, torch.nan], [0.0, 3.0]]))
     assert not is_equal(one, one.double()) and not is_equal(one, one[0])
+
+
+def test_what_was_replayed_is_freed_though_no_backward_followed(tmp_path: Path) -> None:
+    """Values that the forward saved are looked up in the replay, and its graph must not keep it alive for that."""
+    call = next(one for one in tensorprobe.open_run(record(tmp_path / "run")).calls() if one.op == "Tensor.tanh")
+    found, _ = runs.prepare(call, runs.Conditions("cpu", "real", "noise-aware", recorded=True))
+    found.check_forward()
+    output = weakref.ref(found.reference.outputs["output.0"])
+    assert output() is not None
+    del found
+    gc.collect()
+    assert output() is None
 
 
 def test_a_clearly_right_call_runs_only_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -428,7 +428,7 @@ def _external_of(measured: Measured, entering: Entering) -> External:
     return External(
         kind=entering.kind,
         name=name,
-        step=measured.step,
+        step=measured.step + int(rows.made[entering.row]),  # what an optimizer made is read in the next step
         rank=measured.rank,
         call=calls.name[call],
         slot=slot,

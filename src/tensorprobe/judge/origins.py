@@ -57,6 +57,9 @@ SHARE_OFF, SHARE_FACTOR = 1e-3, 200.0
 relative error of the gradient: an optimizer that divides by the size of an element turns the small ones over."""
 SCALE_OFF, SCALE_FACTOR = 1e-3, 4.0
 """The same for the factor between two updates."""
+UPDATE_GAIN, MANY_UPDATES = 30.0, 8
+"""How many times further apart the changes of a parameter may be than its gradients, if those of half the others are not; and how
+many parameters must be known. An optimizer that computes with whole matrices may amplify the noise of all of them."""
 STATISTICS_OFF = 2e-3
 """How much norms may move apart in a step where values were not recorded, and nobody can tell why."""
 UNRECORDED_ROUNDOFFS = 16.0
@@ -368,6 +371,9 @@ class Origins:
         count, scale = float(own.count[row]), SCALE_OFF + SCALE_FACTOR * known
         share = (0.0 if noise == 0 else SHARE_OFF) + SHARE_FACTOR * known
         opinion = _DIFFERENT, update.off * count, share * count
+        usual = 1.0 if noise == 0 else max(1.0, self._usual_gain)
+        if update.gain > UPDATE_GAIN * usual and noise is not None:
+            opinion = _DIFFERENT, max(update.off, 0.5) * count, share * count
         if abs(update.factor - 1) > scale:
             opinion = _SLOPE, abs(update.factor - 1), scale
         opinions.judged_by[row], opinions.measured[row], opinions.allowed[row] = opinion
@@ -377,6 +383,12 @@ class Origins:
             opinions.untold.append(Entering(row, call, "parameter", "its gradients and its update were not recorded"))
             return AGREES
         return DIVERGES
+
+    @cached_property
+    def _usual_gain(self) -> float:
+        """The median gain of the updates of all parameters; infinite where few are known."""
+        gains = sorted(each.gain for each in self._updates.values() if each is not None and each.gain == each.gain)
+        return gains[len(gains) // 2] if len(gains) >= MANY_UPDATES else math.inf
 
     @staticmethod
     def _gradients(before: StepTable, row: int) -> list[int]:

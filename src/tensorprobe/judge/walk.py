@@ -7,7 +7,7 @@ which it first exceeds what arithmetic explains, and what follows from it is inh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,8 +29,10 @@ from tensorprobe.model.measured import (
     INPUTS,
     JUDGED,
     NONE,
+    STATISTICS,
     UNMEASURED,
     Calls,
+    Entering,
     Measured,
     Opinions,
     Update,
@@ -103,6 +105,7 @@ class RankJudge:
                 attention.wanted[call] = attention.doubtful[call] = True
         walk_step(table, attention, opinions, self._lineage, known.updates, (inside, alone))
         _drop_contradictions(measured, opinions)
+        opinions.untold += _other_updates(measured, opinions)
         if measured.other_layout and self._before.before is not None:
             whole = [row for row in measured.rows.roles if is_meeting_place(measured, row) and table.measured[row]]
             opinions.whole = sum(opinions.verdict[row] == AGREES for row in whole)
@@ -371,6 +374,25 @@ class FaultyModules:
 def module_path(op: str) -> str:
     """Return `layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
     return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
+
+
+def _other_updates(measured: Measured, opinions: Opinions) -> Iterator[Entering]:
+    """Yield parameters and states that an optimizer updates with other arguments, where only statistics are known.
+
+    A learning rate that is 1 % larger changes a parameter by less than what statistics show.
+    """
+    calls, rows = measured.calls, measured.rows
+    asked = {each.index for each in measured.findings if each.kind == "arguments"}
+    last: dict[str, int] = {}
+    for row, role in sorted(rows.roles.items()) if asked else ():
+        updates = rows.made[row] and role.startswith(("parameter ", "optimizer state "))
+        told = rows.basis[row] != STATISTICS or opinions.verdict[row] != AGREES
+        if updates and not told and calls.index[int(rows.call[row])] in asked:
+            last[role] = row
+    for row in last.values():
+        call = int(rows.call[row])
+        text = f"{calls.name[call]} has other arguments, and the values that it made were not recorded"
+        yield Entering(row, call, "parameter", text)
 
 
 def _drop_contradictions(measured: Measured, opinions: Opinions) -> None:

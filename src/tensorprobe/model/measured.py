@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -190,6 +191,9 @@ class Update(NamedTuple):
     """The RMS of the change over that of the tensor."""
     slope: float | None = None
     """The factor between the tensors, without elements whose gradients are noise; NaN where nothing is left. None: not known."""
+    gain: float = math.nan
+    """How many times further apart the changes of an element are than its recorded gradients, by the medians of both; an eps of
+    a gradient counts as noise. NaN where the gradients are not known."""
 
 
 @dataclass

@@ -215,7 +215,17 @@ def measure_update(
     factor = float(numpy.median(theirs[some] / ours[some])) if some.sum() >= _MOVED else float("nan")
     whole, squares = _rms(flat[2]), float(numpy.square(flat[2][sure]).sum())
     slope = float((flat[2] * flat[3])[sure].sum()) / squares if squares else float("nan")
-    return Update(float(off.mean()) if off.size else 0.0, factor, _rms(ours) / whole if whole else 0.0, slope)
+    gain = _gain(abs(theirs - ours) - 2 * unit, size, flat[4:], some, eps) if gradients is not None else float("nan")
+    return Update(float(off.mean()) if off.size else 0.0, factor, _rms(ours) / whole if whole else 0.0, slope, gain)
+
+
+def _gain(apart: Array, size: Array, gradients: Sequence[Array], some: Array, eps: float) -> float:
+    """Return by how much the relative difference of changes exceeds that of the gradients, at the median of `some` elements."""
+    known = some & (gradients[0] != 0)
+    if known.sum() < _MOVED:
+        return float("nan")
+    noise = abs(gradients[1] - gradients[0])[known] / abs(gradients[0])[known]
+    return float(numpy.median(apart[known].clip(0) / size[known]) / max(float(numpy.median(noise)), eps))
 
 
 def _rms(values: Array) -> float:

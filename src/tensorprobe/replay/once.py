@@ -7,6 +7,7 @@ sets the state of the random generators.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -100,9 +101,12 @@ class Replay:
         if not self._saved or not grads:
             return contextlib.nullcontext()
 
+        saved, held = self._saved, weakref.ref(self)  # the graph would keep this replay, and this replay the graph
+
         def unpack(kept: torch.Tensor) -> torch.Tensor:
-            for name, value in (self._saved or {}).items():
-                output = self.outputs.get(name)
+            replay = held()
+            for name, value in saved.items():
+                output = None if replay is None else replay.outputs.get(name)
                 if output is not None and _is_same(output, kept) and value.shape == kept.shape:
                     return value.to(kept.dtype).to(kept.device)
             return kept
