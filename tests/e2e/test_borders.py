@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import tensorprobe
 from tests.e2e.test_meeting_places import Between, Scaled, compare
 
 Step = Callable[[Tensor], Tensor]
@@ -97,3 +99,47 @@ def test_a_module_that_one_program_calls_is_compared_by_what_is_around_it(tmp_pa
     wrong = compare(tmp_path / "wrong", lambda: Tower(True), lambda: Tower(False, 1.01), level="module")
     assert wrong.exit_code == 1 and wrong.divergence is not None, str(wrong)
     assert wrong.divergence.call.startswith("Module.")
+
+
+class Projections(nn.Module):
+    """One projection for queries, keys and values, or three with the same numbers."""
+
+    def __init__(self, fused: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        whole = nn.Linear(16, 48)
+        self.factor, self.out, self.head = factor, nn.Linear(16, 16), nn.Linear(16, 4)
+        if fused:
+            self.qkv = whole
+        else:
+            self.parts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+            for part, weight, bias in zip(self.parts, whole.weight.chunk(3), whole.bias.chunk(3), strict=True):
+                part.weight.data.copy_(weight), part.bias.data.copy_(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1) if hasattr(self, "qkv") else (part(x) for part in self.parts)
+        return self.head(torch.tanh(self.out(torch.softmax(q @ k.mT * self.factor, -1) @ v)))
+
+
+def trained(out: Path, rate: float = 1e-3, **choices: Any) -> Path:
+    torch.manual_seed(0)
+    model = Projections(**choices)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=False)
+    with tensorprobe.capture(out, model=model, in_process=True, steps_by="optimizer"):
+        for step in range(2):
+            torch.manual_seed(step)
+            model(torch.randn(2, 5, 16)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return out
+
+
+def test_one_projection_and_three_are_one_region_with_their_updates(tmp_path: Path) -> None:
+    one = trained(tmp_path / "one", fused=True)
+    result = tensorprobe.compare(one, trained(tmp_path / "three", fused=False), prove="off")
+    buckets = result.summary.buckets
+    assert result.exit_code == 0 and not buckets.only_baseline and not buckets.only_candidate, str(result)
+    wrong = tensorprobe.compare(one, trained(tmp_path / "hot", fused=False, factor=1.01), prove="off")
+    assert wrong.divergence is not None and "mul" in wrong.divergence.call, str(wrong)
+    other = tensorprobe.compare(trained(tmp_path / "rate", fused=False, rate=1.02e-3), one, prove="off")
+    found = other.divergence
+    assert found is not None and found.region is not None and found.region.name == "Region.optimizer.0", str(other)

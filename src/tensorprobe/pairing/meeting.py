@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tensorprobe.model import Call
 from tensorprobe.pairing.call_pairs import CallPair, StandIn
 from tensorprobe.pairing.commuting import commuting_pairs
+from tensorprobe.pairing.fused import split_fused
 from tensorprobe.pairing.lineage import mismatched_pairs, unlike_pairs
 from tensorprobe.pairing.optimizers import pair_optimizers
 from tensorprobe.pairing.regions import Region, find_regions
@@ -41,7 +42,7 @@ def meet_again(
         return pairs, alone, []
     held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
     ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
-    ours, theirs = unify_roles((ours, theirs), renames)
+    ours, theirs = split_fused(unify_roles((ours, theirs), renames))
     lines = [entry.line for entry in entries[0]]
     step = pair_optimizers((ours, theirs), pairs, alone, f"{_OPTIMIZER}.forward")
     if step is None or len(step.pairs) == 0:
