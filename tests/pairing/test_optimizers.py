@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from tensorprobe.model import Call, Slot
 from tensorprobe.pairing.call_pairs import OPTIMIZER as PHASE
 from tensorprobe.pairing.optimizers import pair_optimizers
@@ -31,3 +33,21 @@ def test_a_call_that_also_updates_what_only_one_side_has_makes_no_region() -> No
     candidate = [update("Tensor.add_", "parameter a")]
     assert pair_optimizers((baseline, candidate), [], ([0], [0]), NAME) is None
     assert pair_optimizers((candidate, baseline), [], ([0], [0]), NAME) is None
+
+
+def test_a_state_that_is_replaced_on_one_side_is_compared_where_it_is_read_again() -> None:
+    """The other side writes to it in place, and the record does not know the new tensor by its name."""
+    baseline = [update("Tensor.mul_", "optimizer state m of a"), update("Tensor.add_", "parameter a")]
+    read = Slot(name="input.0", dtype="float32", shape=(2,), role="optimizer state m of a", digest="m")
+    made = Slot(name="output.0", dtype="float32", shape=(2,), digest="n")
+    replaces = Call(name="Tensor.mul.0.forward", phase=PHASE, slots=(read, made))
+    uses = Call(
+        name="Tensor.div.0.forward", phase=PHASE, slots=(replace(made, name="input.0"), replace(made, digest="u"))
+    )
+    adds = update("Tensor.add_", "parameter a")
+    adds = replace(adds, slots=(*adds.slots, replace(made, name="input.1", digest="u")))
+    region = pair_optimizers((baseline, [replaces, uses, adds]), [], ([0, 1], [0, 1, 2]), NAME)
+    assert region is not None and region.members == ([0, 1], [0, 1, 2])
+    assert [slot.name for slot in region.parts[0][0].slots] == [
+        "input.optimizer state m of a", "input.parameter a", "output.parameter a"
+    ]  # fmt: skip

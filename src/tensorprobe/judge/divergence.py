@@ -31,7 +31,7 @@ from tensorprobe.model.measured import (
     Measured,
     Opinions,
 )
-from tensorprobe.ops import Trait, argument_name, has, is_collective
+from tensorprobe.ops import Trait, argument_name, has, is_collective, module_path
 
 MAX_EXTERNALS = 100
 
@@ -161,7 +161,24 @@ class _Step:
         """The regions in which an error begins, by name → the call that stands for them."""
         names, status = self.measured.calls.name, self.opinion.status
         wrong = [call for call in self.measured.region_positions if status[call] in (_INTRODUCED, _STRUCTURAL)]
-        return {names[call].rsplit(".", 1)[0]: call for call in reversed(wrong)}
+        found = {names[call].rsplit(".", 1)[0]: call for call in reversed(wrong)}
+        return found | self._begun_around
+
+    @functools.cached_property
+    def _begun_around(self) -> dict[str, int]:
+        """The regions of calls of modules of which nothing was measured, if the module around them diverges → its call."""
+        calls, found = self.measured.calls, {}
+        for region in self.measured.regions.keys() - self._measured_regions.keys():
+            paths = {module_path(op_of(name)) for side in self.measured.regions[region] for name in side} - {""}
+            around = [
+                call
+                for call, level in enumerate(calls.level)
+                if level.is_module and any(is_around(module_path(calls.op[call]), path) for path in paths)
+            ]
+            wrong = [call for call in around if self.opinion.status[call] not in (*_HARMLESS, _UNMEASURED)]
+            if wrong:
+                found[region] = wrong[0]
+        return found
 
     @functools.cached_property
     def _agreeing(self) -> tuple[set[str], set[str]]:
@@ -231,6 +248,11 @@ class _Step:
             and any(has(op_of(name), Trait.RANDOM) for name in self.measured.region_calls(region)),
         )
         return Candidate(divergence, epoch, is_collective(finding.call))
+
+
+def is_around(module: str, path: str) -> bool:
+    """Return whether a module holds another one."""
+    return path.startswith(f"{module}.") if module else bool(path)
 
 
 def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:

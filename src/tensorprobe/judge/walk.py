@@ -38,7 +38,7 @@ from tensorprobe.model.measured import (
     Update,
 )
 from tensorprobe.model.reason import Unmeasured
-from tensorprobe.ops import has_parts
+from tensorprobe.ops import has_parts, module_path
 
 Array = numpy.ndarray[Any, Any]
 
@@ -369,11 +369,6 @@ class FaultyModules:
         if not self._calls.level[call].is_module:
             return False
         return (self._calls.direction[call], module_path(self._calls.op[call])) in self._paths
-
-
-def module_path(op: str) -> str:
-    """Return `layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
-    return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
 
 
 def _other_updates(measured: Measured, opinions: Opinions) -> Iterator[Entering]:

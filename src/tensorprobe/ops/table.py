@@ -279,6 +279,11 @@ def has_parts(op: str) -> bool:
     return op.startswith(("Module.", "Function."))
 
 
+def module_path(op: str) -> str:
+    """Return `layers.0.attn` for `Module.layers.0.attn.Attention`; empty for the model itself and for other ops."""
+    return op.removeprefix("Module.").rpartition(".")[0] if op.startswith("Module.") else ""
+
+
 def is_collective(name: str) -> bool:
     """Return whether an op, or a call, is a collective of torch.distributed."""
     return name.startswith("Distributed.")

@@ -15,7 +15,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from tensorprobe.errors import RunDamaged
-from tensorprobe.model import Call, Slot, Summary
+from tensorprobe.model import DTYPES, Call, Slot, Summary
 from tensorprobe.model.call import forward_name
 from tensorprobe.model.comparison import FindingKind
 from tensorprobe.model.reason import Skipped, Unmeasured, Unrecorded
@@ -160,10 +160,15 @@ def content_of(slot: Slot) -> Hashable:
 
 
 def comparable(ours: Slot | None, theirs: Slot | None) -> tuple[Slot, Slot] | None:
-    """Return both slots if they hold tensors of one kind."""
+    """Return both slots if they hold tensors of one shape and dtype."""
     if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return None
     return ours, theirs
+
+
+def of_one_kind(ours: Slot, theirs: Slot) -> bool:
+    """Return whether both slots hold floating-point numbers, integers, or the like."""
+    return ours.dtype == theirs.dtype or _KINDS.get(ours.dtype, "") == _KINDS.get(theirs.dtype)
 
 
 def is_made(call: Call, slot: Slot) -> bool:
@@ -183,6 +188,7 @@ def read_slots(call: Call) -> Iterator[Slot]:
 
 Fact = tuple[FindingKind, str]
 
+_KINDS = {name: dtype.kind for name, dtype in DTYPES.items()}
 _MAX_TEXT = 80
 _ABSENT = object()
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|privateuseone)(:[0-9]+)?")

@@ -9,10 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.ops import Trait, has, has_parts, plain_name
-from tensorprobe.pairing.call_pairs import OPTIMIZER, content_of, forward_of, is_made, pair_slots, read_slots
+from tensorprobe.pairing.call_pairs import (
+    OPTIMIZER,
+    content_of,
+    forward_of,
+    is_made,
+    of_one_kind,
+    pair_slots,
+    read_slots,
+)
 
 Border = tuple[int, str]
 """A slot of a pair of calls: the position of the pair, and the name of the slot."""
@@ -57,6 +66,22 @@ class Side:
             for content in [content_of(slot)]
         )
 
+    @cached_property
+    def backwards(self) -> set[int]:
+        """The calls of the backward pass: those that are named so, and forward calls in it that compute from their results.
+
+        Compiled code and the backward of a function of the program make such calls.
+        """
+        named = {at for at, call in enumerate(self.calls) if call is not None and call.direction == "backward"}
+        last, found = max(named, default=-1), set(named)
+        for at, call in enumerate(self.calls):
+            inside = call is not None and call.phase != OPTIMIZER and (at < last or call.op.startswith("Ops."))
+            if inside and call is not None and at not in named:
+                contents = (content_of(slot) for slot in read_slots(call))
+                if any(content is not None and self.maker(content, at) in found for content in contents):
+                    found.add(at)
+        return found
+
     def maker(self, content: Hashable, before: int) -> int | None:
         """Return the last call before this one that made the content."""
         made = self._makers.get(content, ())
@@ -96,7 +121,7 @@ class Side:
 def unlike_pairs(
     calls: tuple[Sequence[Call | None], Sequence[Call | None]], pairs: Sequence[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """Return the pairs of calls with other tensors, or tensors of other shapes, with the pairs of their other direction."""
+    """Return the pairs of calls with other tensors, or tensors of other shapes or kinds, with the pairs of their other direction."""
     found: set[tuple[int, int]] = set()
     stems = set()
     for pair in pairs:
@@ -106,7 +131,9 @@ def unlike_pairs(
         held, *only = pair_slots(ours, theirs)
         other_inputs = ours.direction == "forward" and any(name.startswith("input.") for side in only for name in side)
         # A tensor of which only its place is known has neither dtype nor shape.
-        if other_inputs or any(one.shape != other.shape for one, other in held if one.dtype and other.dtype):
+        if other_inputs or any(
+            one.shape != other.shape or not of_one_kind(one, other) for one, other in held if one.dtype and other.dtype
+        ):
             found.add(pair)
             stems.add(_stem(ours))
     if found:
@@ -136,8 +163,13 @@ def mismatched_pairs(
             break
     found |= {pair for pair in left if pair not in found and sweep.takes_another_part(pair)}
     found |= sweep.inner_views([pair for pair in left if pair not in found])
+    return with_backwards(calls, left, found)
+
+
+def with_backwards(calls: Calls, pairs: Pairs, found: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Return these pairs, and those of their other direction."""
     stems = {_stem(call) for pair in found if (call := calls[0][pair[0]]) is not None}
-    return {pair for pair in left if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
+    return {pair for pair in pairs if (call := calls[0][pair[0]]) is not None and _stem(call) in stems}
 
 
 def _is_of_model(call: Call | None) -> bool:

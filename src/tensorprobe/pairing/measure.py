@@ -43,7 +43,8 @@ from tensorprobe.pairing.call_pairs import (
     why_alone,
     why_not,
 )
-from tensorprobe.pairing.regions import Region, meet_again, with_regions
+from tensorprobe.pairing.meeting import meet_again
+from tensorprobe.pairing.regions import Region, with_regions
 from tensorprobe.pairing.roles import parameter_of
 from tensorprobe.pairing.tensor_pairs import Kernel, RowLists, stored_alike
 from tensorprobe.record.lines import Damage
@@ -129,7 +130,6 @@ def _measure_aligned(
     """Align two segments, then measure the pairs. Tensors that `_measure_in_step` has measured are not measured again."""
     indexes = (segments[0].index(), segments[1].index())
     entries = (indexes[0].entries, indexes[1].entries)
-
     details = details_of(segments)
     alignment = align_calls(*entries, details, options)
     table = _Table(kernel, pair)

@@ -53,7 +53,11 @@ def pair_optimizers(
         return None
     ours, theirs = (_Side(held, own) for held, own in zip(calls, inside, strict=True))
     if only := set(ours.after) ^ set(theirs.after):
-        ours, theirs = (_Side(held, own, only) for held, own in zip(calls, inside, strict=True))
+        # A state that one of them writes to, and the other replaces by a new tensor, is compared where it is read again.
+        replaced = only & set(ours.before) & set(theirs.before)
+        ours, theirs = (_Side(held, own, only - replaced) for held, own in zip(calls, inside, strict=True))
+        for role in replaced:
+            ours.after.pop(role, None), theirs.after.pop(role, None)
     if not ours.after or ours.after.keys() != theirs.after.keys():
         return None
     parts = list(_parts(ours, theirs, name))

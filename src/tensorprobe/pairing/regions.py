@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
+from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -22,25 +23,20 @@ import msgspec
 
 from tensorprobe.model import Call, Slot
 from tensorprobe.model.reason import Skipped
-from tensorprobe.ops import Trait, has, has_parts
-from tensorprobe.pairing.call_pairs import CallPair, StandIn, comparable, content_of, forward_of, is_made, read_slots
-from tensorprobe.pairing.lineage import (
-    Border,
-    Side,
-    computes_nothing,
-    mismatched_pairs,
-    returns_what_it_got,
-    unlike_pairs,
+from tensorprobe.ops import Trait, has, has_parts, module_path
+from tensorprobe.pairing.call_pairs import (
+    OPTIMIZER,
+    CallPair,
+    StandIn,
+    comparable,
+    content_of,
+    forward_of,
+    is_made,
+    of_one_kind,
+    read_slots,
 )
-from tensorprobe.pairing.optimizers import pair_optimizers
-from tensorprobe.pairing.roles import Rename, unify_roles
+from tensorprobe.pairing.lineage import Border, Side, computes_nothing, returns_what_it_got
 from tensorprobe.pairing.written import Ends
-from tensorprobe.record.lines import Damage
-from tensorprobe.record.run import Entry, Segment
-
-_OPTIMIZER = "Region.optimizer.0"
-MOST_CALLS = 200_000
-"""Regions are looked for in steps with at most this many calls."""
 
 Node = tuple[int, int]
 """A call: 0 for the baseline or 1 for the candidate, and its position."""
@@ -56,68 +52,6 @@ class Region(NamedTuple):
     """The calls that stand for the region, each with the position of the pair before which it is measured."""
     idle: bool = False
     """Whether its random ops drew nothing: they returned what they were given, as dropout does with a rate of zero."""
-
-
-def meet_again(
-    segments: tuple[Segment, Segment],
-    entries: tuple[Sequence[Entry], Sequence[Entry]],
-    pairs: list[tuple[int, int]],
-    alone: tuple[list[int], list[int]],
-    renames: tuple[Rename, Rename],
-) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
-    """Return the pairs, the calls without a partner, and the regions of a step; all its calls are read for that.
-
-    `renames` give modules and parameters of both sides one name.
-
-    Calls with one name and other shapes may be no pair: `div` in the attention of one run, and in the activation of the
-    other. They are none if both are in regions.
-    """
-    if not pairs or max(map(len, entries)) > MOST_CALLS:
-        return pairs, alone, []
-    held = [{item[0]: item[1] for item in segment.calls() if not isinstance(item, Damage)} for segment in segments]
-    ours, theirs = ([calls.get(entry.line) for entry in side] for calls, side in zip(held, entries, strict=True))
-    ours, theirs = unify_roles((ours, theirs), renames)
-    lines = [entry.line for entry in entries[0]]
-    step = pair_optimizers((ours, theirs), pairs, alone, f"{_OPTIMIZER}.forward")
-    if step is None or len(step.pairs) == 0:
-        if not any(alone):
-            return pairs, alone, []
-        return _meet((ours, theirs), pairs, alone, lines)
-    # What stands for the optimizer takes part as pairs of calls at the end: what it reads may come out of a region.
-    end, first = (len(ours), len(theirs)), lines[step.members[0][0]]
-    before = sum(pair[0] < step.members[0][-1] for pair in step.pairs)
-    ours, theirs = [*ours, *(part[0] for part in step.parts)], [*theirs, *(part[1] for part in step.parts)]
-    more = [(end[0] + at, end[1] + at) for at in range(len(step.parts))]
-    pairs, alone, regions = _meet((ours, theirs), step.pairs + more, step.alone, lines + [first] * len(more))
-    pairs = [pair for pair in pairs if pair[0] < end[0]]
-    regions = [
-        region._replace(pairs=[(min(at, before) if at >= len(pairs) else at, pair) for at, pair in region.pairs])
-        for region in regions
-    ]
-    parts: list[tuple[int, CallPair]] = [(before, StandIn(first, *part)) for part in step.parts]
-    regions.append(Region(_OPTIMIZER, step.members, parts))
-    return pairs, (sorted(alone[0] + step.members[0]), sorted(alone[1] + step.members[1])), regions
-
-
-def _meet(
-    calls: tuple[list[Call | None], list[Call | None]],
-    pairs: list[tuple[int, int]],
-    alone: tuple[list[int], list[int]],
-    lines: list[int],
-) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]], list[Region]]:
-    """Find the regions. Pairs of calls that are none are taken apart, if a region holds both."""
-    unlike = unlike_pairs(calls, pairs)
-    wrong = unlike | mismatched_pairs(calls, pairs, alone, unlike)
-    while wrong and len(wrong) < len(pairs):
-        left = [pair for pair in pairs if pair not in wrong]
-        free = tuple(sorted([*side, *(pair[at] for pair in wrong)]) for at, side in enumerate(alone))
-        regions = find_regions(calls, left, (free[0], free[1]), lines)
-        inside = [{position for region in regions for position in region.members[at]} for at in (0, 1)]
-        held = {pair for pair in wrong if pair[0] in inside[0] and pair[1] in inside[1]}
-        if held == wrong:
-            return left, (free[0], free[1]), regions
-        wrong = held
-    return pairs, alone, find_regions(calls, pairs, alone, lines)
 
 
 def find_regions(
@@ -185,6 +119,7 @@ class _Search:
         self._join_within_runs()
         self._join_where_made()
         self._join_neighbours()
+        self._join_constants()
         groups: defaultdict[Node, list[Node]] = defaultdict(list)
         for node in sorted(self._alone):
             groups[self._root(node)].append(node)
@@ -313,6 +248,21 @@ class _Search:
                     if near in self._alone:
                         self._join(node, near)
 
+    def _join_constants(self) -> None:
+        """Join calls that made the same number everywhere, as an empty mask, with the next call that reads such a tensor."""
+        waiting: defaultdict[Hashable, list[Node]] = defaultdict(list)
+        for node in sorted(self._alone):
+            call = self._call(node)
+            if call.phase == OPTIMIZER or node[1] in self._sides[node[0]].backwards:
+                continue
+            for slot in read_slots(call):
+                for maker in waiting.pop((node[0], slot.digest, slot.shape), ()):
+                    self._join(node, maker)
+            made = [slot for slot in call.slots if is_made(call, slot) and slot.digest]
+            if not any(content_of(slot) for slot in made):
+                for slot in made:
+                    waiting[node[0], slot.digest, slot.shape].append(node)
+
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
         if content in self._met[node[0]] and self._maker(node, slot) is not None:  # it is not made later
@@ -322,8 +272,10 @@ class _Search:
     # What a region reads and makes
 
     def _region(self, members: list[Node]) -> Region | None:
-        forward = [node for node in members if self._call(node).direction == "forward"]
-        backward = [node for node in members if self._call(node).direction == "backward"]
+        way: dict[bool, list[Node]] = {False: [], True: []}
+        for node in members:
+            way[node[1] in self._sides[node[0]].backwards].append(node)
+        forward, backward = way.values()
         module = _common_path([self._call(node).module for node in members])
         op = f"Region.{module}" if module else "Region"
         while any(f"{op}.{self._numbers[op]}.forward" in side.positions for side in self._sides):
@@ -341,7 +293,7 @@ class _Search:
         if gradients:
             read = self._inputs(backward) | self._received(forward, backward)
             pairs.append(self._stand_in(f"{name}.backward", module, backward, read, gradients))
-        if not pairs and not all(computes_nothing(self._call(node)) for node in members):
+        if not pairs and not all(computes_nothing(self._call(node)) or self._is_enclosed(node) for node in members):
             return None
         compared = {content_of(slot) for result in results for slot in (result.baseline, result.candidate)}
         if any(content_of(slot) not in compared for end in ends for slots in end.values() for slot in slots):
@@ -351,13 +303,34 @@ class _Search:
         drawing = [call for call in map(self._call, members) if has(call.op, Trait.RANDOM)]
         return Region(name, (positions[0], positions[1]), pairs, idle=all(map(returns_what_it_got, drawing)))
 
-    def _slots(self, border: Border) -> tuple[Slot, Slot] | None:
-        """Return what both sides hold at a border, if that can be compared."""
+    def _is_enclosed(self, node: Node) -> bool:
+        """Return whether a call of a module is made inside a module that both programs call: what that makes is compared."""
+        call = self._call(node)
+        path = module_path(call.op) if call.level.is_module else ""
+        while path:
+            path = path.rpartition(".")[0]
+            if (call.direction, path) in self._modules:
+                return True
+        return False
+
+    @cached_property
+    def _modules(self) -> set[tuple[str, str]]:
+        """The modules of which calls are paired, with the direction of these."""
+        calls = (self._sides[0].calls[pair[0]] for pair in self._pairs)
+        return {(call.direction, module_path(call.op)) for call in calls if call is not None and call.level.is_module}
+
+    def _slots(self, border: Border, *, read: bool = False) -> tuple[Slot, Slot] | None:
+        """Return what both sides hold at a border, if that can be compared. What is read may be narrower on one side."""
         calls = [self._sides[at].calls[position] for at, position in enumerate(self._pairs[border[0]])]
         found = [
             next((slot for slot in call.slots if slot.name == border[1]), None) for call in calls if call is not None
         ]
-        return comparable(*found) if len(found) == 2 else None
+        if len(found) != 2:
+            return None
+        ours, theirs = found
+        if read and ours and theirs and ours.shape == theirs.shape and of_one_kind(ours, theirs):
+            return ours, theirs
+        return comparable(ours, theirs)
 
     def _inputs(self, nodes: Sequence[Node]) -> dict[Border, tuple[Slot, Slot]]:
         found: dict[Border, tuple[Slot, Slot]] = {}
@@ -367,7 +340,7 @@ class _Search:
                 if self._is_inside(node, slot):
                     continue
                 border = self._border(node, slot)
-                if border is not None and border not in found and (slots := self._slots(border)) is not None:
+                if border is not None and border not in found and (slots := self._slots(border, read=True)) is not None:
                     found[border] = slots
                 elif border is None and slot.role:
                     parameters[slot.role].setdefault(node[0], slot)
