@@ -14,6 +14,8 @@ from collections.abc import Sequence
 _MAX_TEXT = 300
 _MAX_WORD = 4096
 """A path may be as long as this."""
+_MOST_BYTES = 10**30
+"""More is not told apart: a file may say any number."""
 _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 FORMULA = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
 """The start of a text that a spreadsheet may run, full-width signs included; leading apostrophes make `sheet_text` reversible."""
@@ -42,7 +44,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def size(count: int) -> str:
     """Return `1.8 GB` for a number of bytes."""
-    value, unit = float(count), 0
+    value, unit = float(max(-_MOST_BYTES, min(count, _MOST_BYTES))), 0
     while value >= 1000 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{count:,} bytes" if not unit else f"{value:.3g} {_UNITS[unit]}"

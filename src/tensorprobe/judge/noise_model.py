@@ -449,7 +449,7 @@ def _sum_lengths(
     other = numpy.where(count == far, near, far)
     of_gradient = numpy.sqrt(numpy.maximum(large * other / count, 1.0))
     of_product = numpy.where(backward, numpy.maximum(of_gradient, shrinks), of_product)
-    along = numpy.array([max(shape, default=1) for shape in rows.shapes[0]], dtype=float)
+    along = numpy.array([_elements((max(shape, default=1),)) for shape in rows.shapes[0]], dtype=float)
     length = numpy.where(product, numpy.maximum(of_product, shrinks), shrinks)
     return numpy.maximum(numpy.where(reduces, numpy.maximum(length, along), length), 1.0)
 
@@ -458,7 +458,7 @@ def _elements(shape: tuple[int, ...]) -> int:
     count = 1
     for size in shape:
         count *= size
-    return min(count, 2**62)
+    return max(0, min(count, 2**62))
 
 
 def _clean(values: Array) -> Array:

@@ -25,6 +25,8 @@ MAX_NAME = 4096
 """No name of a call, slot, module or dtype that is read from a file is longer: what works on names may take more than linear time."""
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 """A name whose length is checked when it is decoded."""
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""A whole number of a file. JSON has no limit, what computes with it has."""
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -37,8 +39,8 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min: float | str
     mean: float | str
     norm: float | str
-    nan: int = 0
-    inf: int = 0
+    nan: Whole = 0
+    inf: Whole = 0
 
     def __post_init__(self) -> None:
         """Convert infinities, which JSON has only as strings, to numbers."""
@@ -106,15 +108,15 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     module: Name = ""
     parent: Name | None = None
     origin: Name | None = None
-    stack: int | None = None
-    thread: int = 0
-    repeat: int = 0
+    stack: Whole | None = None
+    thread: Whole = 0
+    repeat: Whole = 0
     raised: str | None = None
     args: ArgumentTree = None
     kwargs: ArgumentTree = None
     slots: tuple[Slot, ...] = ()
     phase: str = ""
-    microbatch: int | None = None
+    microbatch: Whole | None = None
 
     @property
     def direction(self) -> Direction:
@@ -138,7 +140,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     """One line of a Python stack."""
 
     file: str
-    line: int
+    line: Whole
     function: str
     code: str = ""
 
@@ -149,7 +151,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 class Stack(msgspec.Struct, frozen=True):
     """A distinct stack of a step and rank: user frames only, innermost first. Calls refer to it by `id`."""
 
-    id: int
+    id: Whole
     frames: tuple[Frame, ...]
 
 

@@ -112,7 +112,7 @@ _NAMES: dict[Trait, str] = {
     + _ATTENTION,
     Trait.EXPONENTIAL: """softmax safe_softmax log_softmax softmin cross_entropy exp expm1 sigmoid logsigmoid logsumexp
         scaled_dot_product_attention softplus multi_head_attention_forward gumbel_softmax
-        binary_cross_entropy_with_logits npu_fusion_attention """
+        binary_cross_entropy_with_logits kl_div npu_fusion_attention """
     + _ATTENTION,
     Trait.DIVIDES: """div divide true_divide truediv rtruediv rdiv reciprocal rsqrt sqrt log log2 log10 log1p pow
         addcdiv normalize layer_norm rms_norm batch_norm group_norm instance_norm native_layer_norm

@@ -427,7 +427,7 @@ class RowLists:
 
     def _fill_equal(self, columns: dict[str, Array], equal: Array) -> None:
         sizes = {shape: int(numpy.prod(shape, dtype=object)) for shape in set(self._shapes[0])}
-        counts = numpy.array([min(sizes[shape], 2**62) for shape in self._shapes[0]], dtype=numpy.int64)
+        counts = numpy.array([max(-1, min(sizes[shape], 2**62)) for shape in self._shapes[0]], dtype=numpy.int64)
         lost = numpy.maximum(columns["baseline_nan"], 0) + numpy.maximum(columns["baseline_inf"], 0)
         columns["count"][equal] = numpy.maximum(counts - lost - columns["set_apart"], 0)[equal]
         for name, figure in FIGURES.items():
