@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+from tensorprobe.cli.main import app
+from tensorprobe.report.ending import ended
 from tests import warm
 
 MOST_S = 10.0
@@ -56,6 +63,19 @@ def run(*command: object, timeout_s: float = 6 * MOST_S, **settings: Any) -> Cos
     return run_program(
         [sys.executable, "-m", "tensorprobe", *map(os.fspath, map(_word, command))], timeout_s, **settings
     )
+
+
+def run_here(*command: object) -> Cost:
+    """Run `tensorprobe` with these arguments in this process, which takes milliseconds. Its memory is not measured."""
+    out, err = io.StringIO(), io.StringIO()
+    began = time.process_time()
+    with pytest.MonkeyPatch.context() as patches, redirect_stdout(out), redirect_stderr(err):
+        patches.setattr(sys, "argv", ["tensorprobe", *map(os.fspath, map(_word, command))])
+        try:
+            code = ended(app)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Cost(code, out.getvalue(), err.getvalue(), time.process_time() - began, 0)
 
 
 def run_program(words: list[str], timeout_s: float = 6 * MOST_S, **settings: Any) -> Cost:

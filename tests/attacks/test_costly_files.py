@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from tensorprobe.errors import did_you_mean, nearest
+from tensorprobe import compare
+from tensorprobe.engine.output import read_result as open_result
+from tensorprobe.errors import SettingsError, did_you_mean, nearest
+from tensorprobe.view.rows import TableView
 from tests.attacks import costs
 from tests.builders import checker, ptdbg, ranks, runs
 
@@ -390,6 +395,22 @@ def test_any_flipped_byte_of_a_table_is_one_clear_error(tmp_path: Path) -> None:
         shutil.copytree(shards, copy)
         (copy / table.name).write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
         assert_cheap(("merge", copy), 0, 1, 2)
+
+
+def test_a_table_without_values_is_one_clear_error(tmp_path: Path) -> None:
+    a, b = ranks.write_pair(tmp_path)
+    result = tmp_path / "result"
+    compare(a, b, out=result)
+    whole = parquet.read_table(result / "result.parquet")
+    page = tmp_path / "page.html"
+    for at, name in enumerate(whole.column_names):
+        parquet.write_table(whole.set_column(at, name, pyarrow.nulls(len(whole))), result / "result.parquet")
+        with pytest.raises(SettingsError, match=f"'{name}' has no value in {len(whole)} rows"):
+            open_result(result).rows.table()
+        with pytest.raises(SettingsError, match="has no value in"):
+            TableView(result / "result.parquet").column(name)
+    assert_cheap(("report", result, "-o", page), 2)
+    assert not page.exists()
 
 
 LIMITED = (

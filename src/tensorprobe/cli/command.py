@@ -79,12 +79,12 @@ def aside(old: Iterable[Path], *, unless: Callable[[], bool]) -> Iterator[None]:
     finally:
         replaced = unless()
         for path, kept in moved:
-            if not replaced:
+            if kept.exists() and not replaced:  # a watch that begins clears its own folder
                 kept.rename(path)
             elif kept.is_dir():
                 shutil.rmtree(kept)
             else:
-                kept.unlink()
+                kept.unlink(missing_ok=True)
 
 
 _RESULTS = {"online": "rank*/online.json", "overflow": "overflow.rank*.json"}

@@ -97,6 +97,7 @@ def _say(code: int, text: str) -> int:
 def _abandon(stream: TextIO | None) -> None:
     """Send what is still in the buffer of a stream nowhere: Python would write it at the end, fail again, and exit with 120."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or no true file
+        descriptor = stream.fileno()  # type: ignore[union-attr]
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.dup2(nowhere, descriptor)
         os.close(nowhere)

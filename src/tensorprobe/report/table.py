@@ -155,9 +155,19 @@ def read_table(path: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
     try:
         for table in _read_csv(path) if Path(path).suffix == ".csv" else _read_parquet(path):
             table.validate(full=True)  # texts of a damaged file may not be UTF-8
+            demand_values(table, path)
             yield from table.cast(schema).combine_chunks().to_batches()
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
         raise SettingsError(f"{os.fspath(path)!r} cannot be read as a result table: {error}") from error
+
+
+def demand_values(table: pa.Table, path: str | os.PathLike[str]) -> None:
+    """Raise SettingsError if a value is missing: what was not measured is NaN or -1."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count:
+            raise SettingsError(
+                f"{os.fspath(path)!r} cannot be read as a result table: {name!r} has no value in {column.null_count:,} rows."
+            )
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> Iterator[pa.Table]:

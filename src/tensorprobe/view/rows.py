@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 
 from tensorprobe.model.comparison import COLUMNS, FIGURES
 from tensorprobe.report.page.comparison import STATUSES, Calls, call_table, form_of
-from tensorprobe.report.table import arrow_schema
+from tensorprobe.report.table import arrow_schema, demand_values
 
 MOST_ROWS = 1000
 """Rows in one answer."""
@@ -69,7 +69,9 @@ class TableView:
         if name not in self._columns:
             if isinstance(self._held, Path):
                 with parquet.ParquetFile(self._held) as file:
-                    self._columns[name] = file.read(columns=[name]).cast(pa.schema([arrow_schema().field(name)]))[name]
+                    held = file.read(columns=[name])
+                demand_values(held, self._held)
+                self._columns[name] = held.cast(pa.schema([arrow_schema().field(name)]))[name]
             else:
                 table = pa.Table.from_batches(list(self._held()), schema=arrow_schema()).unify_dictionaries()
                 self._columns = {each: table[each] for each in table.column_names}
