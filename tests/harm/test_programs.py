@@ -928,8 +928,13 @@ def odd_tensors(watch: Watch, say: Say) -> None:
         say(torch.ones(3).untyped_storage().tolist(), nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)]).data)
 
 
+DETACHES = () if torch_names.DETACHES_ONCE else ("a wrapper subclass that dispatches", "traces exports and fakes")
+"""Before torch 2.10 these show one more `detach` under any dispatch mode, also under one that does nothing."""
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_is_the_same_with(name: str, tmp_path: Path) -> None:
     # Where every warning is wanted, the second execution of a kernel warns once more.
     by = tuple(watch for watch in WATCHES if watch != "online" or "warnings" not in name)
+    by = tuple(watch for watch in by if watch not in ("aten", "online") or name not in DETACHES)
     assert_unharmed(PROGRAMS[name], tmp_path, by=by)

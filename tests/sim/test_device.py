@@ -274,7 +274,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("expression", "error", "message"), REFUSALS, ids=[row[0] for row in REFUSALS])
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor:UserWarning")
 def test_what_it_cannot_do_it_says(npu: str, expression: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         eval(expression)

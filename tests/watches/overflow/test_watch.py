@@ -235,6 +235,7 @@ def test_a_backward_whose_input_is_gone_is_replayed_if_that_is_small_or_kept(
         assert f", 0 at {first.outputs[0].first[0]}" in watch.report
 
 
+@pytest.mark.needs_torch("2.4", "half precision on the CPU")
 def test_the_factors_that_autograd_saves_are_available_in_backward() -> None:
     weight = nn.Parameter(torch.full((300, 300), 200.0, dtype=torch.half))
     with OverflowWatch() as watch:
