@@ -101,6 +101,52 @@ def test_a_module_that_one_program_calls_is_compared_by_what_is_around_it(tmp_pa
     assert wrong.divergence.call.startswith("Module.")
 
 
+class Stretched(torch.autograd.Function):
+    """Its input; the gradient of it is twice what it should be."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class Layer(nn.Linear):
+    stretched = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, Stretched.apply(self.weight) if self.stretched else self.weight, self.bias)
+
+
+class Renamed(nn.Module):
+    """One layer and an activation, in a module of a given name. The gradient of its weight may be wrong."""
+
+    def __init__(self, name: str, activation: type[nn.Module] = nn.GELU, stretched: bool = False) -> None:
+        super().__init__()
+        self.add_module(name, nn.Sequential(Layer(8, 4), activation()))
+        for layer in self.modules():
+            if isinstance(layer, Layer):
+                layer.stretched = stretched
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = next(self.children())(x)
+        return result
+
+
+def test_a_renamed_module_agrees_where_all_that_it_makes_does(tmp_path: Path) -> None:
+    def renamed(name: str, *changes: Any) -> tensorprobe.Result:
+        return compare(tmp_path / name, lambda: Renamed("blocks"), lambda: Renamed("layers", *changes), level="module")
+
+    assert renamed("right").exit_code == 0
+    wrong = renamed("activation", nn.ReLU)
+    assert wrong.exit_code == 1
+    assert wrong.divergence is not None and wrong.divergence.call == "Module.Renamed.forward.0", str(wrong)
+    assert "with the same result" not in str(wrong), str(wrong)
+    assert renamed("gradient", nn.GELU, True).exit_code == 1, "no module around shows the gradient of a weight"
+
+
 class Projections(nn.Module):
     """One projection for queries, keys and values, or three with the same numbers."""
 

@@ -209,7 +209,8 @@ class _Step:
             baseline=ours,
             candidate=theirs,
             begins=name in self.begun,
-            agrees=all(
+            agrees=name not in self.begun
+            and all(
                 self.opinion.status[call] in _HARMLESS
                 or (measured.other_layout and self.opinion.status[call] == _UNMEASURED)
                 for call in self._measured_regions.get(name, ())

@@ -295,6 +295,8 @@ class _Search:
             pairs.append(self._stand_in(f"{name}.backward", module, backward, read, gradients))
         if not pairs and not all(computes_nothing(self._call(node)) or self._is_enclosed(node) for node in members):
             return None
+        if not pairs and not self._makes_same_gradients(members):
+            return None
         compared = {content_of(slot) for result in results for slot in (result.baseline, result.candidate)}
         if any(content_of(slot) not in compared for end in ends for slots in end.values() for slot in slots):
             return None  # a side writes what cannot be compared
@@ -312,6 +314,15 @@ class _Search:
             if (call.direction, path) in self._modules:
                 return True
         return False
+
+    def _makes_same_gradients(self, members: Sequence[Node]) -> bool:
+        """Return whether gradients of parameters, which no module around shows, are known of one side only, or the same."""
+        made: tuple[Counter[Hashable], Counter[Hashable]] = (Counter(), Counter())
+        for node in members:
+            for slot in self._call(node).slots:
+                if slot.side == "parameters" and self._call(node).direction == "backward":
+                    made[node[0]][slot.shape, slot.digest or (node, slot.name)] += 1
+        return not all(made) or made[0] == made[1]
 
     @cached_property
     def _modules(self) -> set[tuple[str, str]]:
