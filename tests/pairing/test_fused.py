@@ -8,7 +8,7 @@ from tensorprobe.pairing.fused import split_fused
 FLOAT = 4
 
 
-def linear(name: str, rows: int, width: int = 16, offset: int = 0) -> Call:
+def linear(name: str, rows: int, width: int = 16, offset: int | None = 0) -> Call:
     held = Slot(
         name="input.1",
         dtype="float32",
@@ -37,6 +37,13 @@ def test_a_fused_parameter_is_seen_as_the_parts_that_follow_each_other_in_the_ot
     ]
     assert len({slot.name for slot in parts}) == len({slot.digest for slot in parts}) == 3
     assert split_fused((three, one)) == (theirs, ours)
+
+
+def test_parameters_without_values_stay_whole() -> None:
+    """Statistics have no parts: nothing of the parameters would be measured, and the runs would agree."""
+    whole, parts = [linear("qk.weight", 16)], [linear("q.weight", 8), linear("k.weight", 8, offset=None)]
+    assert split_fused((whole, parts)) == (whole, parts)
+    assert split_fused((whole, [parts[0], linear("k.weight", 8)])) != (whole, parts)
 
 
 def test_rows_that_do_not_add_up_are_no_parts() -> None:

@@ -39,6 +39,6 @@ def until(page: Any, expression: str, arg: Any = None) -> None:
         page.wait_for_function(expression, arg=arg, polling=50)
     except NeverTrue:
         seen = page.evaluate(
-            "[...document.querySelectorAll('[role=status], header button')].map((each) => each.innerText)"
+            "[...document.querySelectorAll('[role=status], header button, [aria-pressed=true]')].map((each) => each.innerText)"
         )
         raise AssertionError(f"never true: {expression} with {arg}; the page says {seen}") from None

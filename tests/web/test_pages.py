@@ -132,7 +132,9 @@ def test_the_hovered_call_is_named_and_a_brush_filters_what_is_below(page_of: Op
     page.mouse.move(box["x"] + 60 + (box["width"] - 70) / 4, box["y"] + 60, steps=4)
     page.mouse.up()
     until(page, "() => parseInt(document.querySelector('.calls [role=status]').textContent.replace(',', '')) < 80")
-    page.locator("header button", has_text="clear").click()
+    page.locator("header button", has_text="clear").press(
+        "Enter"
+    )  # where a click lands depends on what is still loading
     held.shows("192 of 192")
 
 

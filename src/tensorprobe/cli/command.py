@@ -73,8 +73,13 @@ def run_command(command: list[str], hooks: Mapping[str, str], log: IO[bytes] | N
 @contextmanager
 def aside(old: Iterable[Path], *, unless: Callable[[], bool]) -> Iterator[None]:
     """Put files and folders out of the way. After the block they are back, or deleted if `unless` says so: there are new ones."""
-    moved = [(path, path.rename(path.with_name(f".rank.old.{path.name}"))) for path in old]
+    moved: list[tuple[Path, Path]] = []
     try:
+        for path in old:
+            kept = path.with_name(f".rank.old.{path.name}")
+            if kept.is_dir():  # of a command that was killed
+                shutil.rmtree(kept)
+            moved.append((path, path.rename(kept)))
         yield
     finally:
         replaced = unless()

@@ -31,11 +31,21 @@ def split_fused(calls: tuple[Calls, Calls]) -> tuple[Calls, Calls]:
     only = [{name: shape for name, shape in own.items() if name not in other} for own, other in (shapes, shapes[::-1])]
     if not all(only):
         return calls
+    fused = [dict(_fused(*held)) for held in ((only[0], only[1]), (only[1], only[0]))]
+    names = {name for parts in fused for whole, held in parts.items() for name in (whole, *(part for part, _ in held))}
+    if not all(_has_values(side, names) for side in calls):
+        return calls
     ours, theirs = (
-        side if not (parts := dict(_fused(*held))) else [call if call is None else _split(call, parts) for call in side]
-        for side, held in zip(calls, ((only[0], only[1]), (only[1], only[0])), strict=True)
+        [call if call is None else _split(call, parts) for call in side] if parts else side
+        for side, parts in zip(calls, fused, strict=True)
     )
     return ours, theirs
+
+
+def _has_values(calls: Calls, names: set[str]) -> bool:
+    """Return whether the values of these parameters, their gradients and states are recorded: statistics have no parts."""
+    slots = (slot for call in calls if call is not None for slot in call.slots if slot.role and slot.shape)
+    return all(slot.offset is not None for slot in slots if parameter_of(slot.role) in names)
 
 
 def _shapes_of(calls: Sequence[Call | None]) -> _Shapes:

@@ -133,7 +133,7 @@ static int64_t place_in_buffer(const Recorder *self, const Blob *blob, const Kep
 static int place(const Recorder *self, Blob *blob, Kept *kept, PyObject *view, const char *bytes) {
     kept->offset = self->keep_data ? 0 : NOT_KEPT;
     if (!self->keep_data || !kept->nbytes) return 0;
-    if (blob->place != NULL) {
+    if (blob->place != NULL && !blob->leave) {
         kept->offset = place_in_buffer(self, blob, kept, bytes);
         if (kept->offset != NOT_KEPT) return kept->offset < 0 ? -1 : 0;
     }

@@ -28,6 +28,9 @@ MAX_MAPPED = 32
 TRUSTED = 256
 """Addresses that `hold` returns before it checks the length of the file again."""
 
+before_mapping: Callable[[int], None] | None = None
+"""Called with the size of each file before it is mapped: what limits the memory of this process has to allow for it."""
+
 # Linux refuses a private mapping larger than memory plus swap, unless asked to reserve nothing.
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
@@ -147,6 +150,8 @@ class Blob:
             size = os.fstat(descriptor).st_size
             if not size:
                 raise TensorDamaged(f"the file '{path}' is empty. The disk may have filled during capture")
+            if before_mapping is not None:
+                before_mapping(size)
             if _NORESERVE:
                 flags = mmap.MAP_PRIVATE | _NORESERVE
                 return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)

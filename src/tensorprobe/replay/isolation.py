@@ -16,13 +16,15 @@ import msgspec
 
 from tensorprobe.model import DTYPES, Call
 from tensorprobe.model.precheck import Checked
-from tensorprobe.record import open_run
+from tensorprobe.record import blob, open_run
 from tensorprobe.record.run import Entry, Run
 from tensorprobe.record.stored import StoredCall
 from tensorprobe.replay.references import registered, search_path
 from tensorprobe.text import size
-from tensorprobe.work.limits import Limits, at_most
+from tensorprobe.work.limits import Limits, allow_mapping, at_most
 from tensorprobe.work.pool import Job, processors
+
+blob.before_mapping = allow_mapping  # a run's file may be larger than what its calls need
 
 TIME_LIMIT_S = 60.0
 _LEAST_S, _BYTES_IN_LIMIT = 2.0, 60_000_000

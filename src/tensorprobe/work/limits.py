@@ -31,7 +31,7 @@ def apply(limits: Limits) -> None:
     except ImportError:  # Windows
         return
     if limits.memory_bytes is not None and sys.platform == "linux":
-        _lower(resource.RLIMIT_DATA, _private_bytes() + limits.memory_bytes)
+        _limit_memory(limits.memory_bytes)
     if limits.file_bytes is not None:
         _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
 
@@ -44,16 +44,44 @@ def at_most(memory_bytes: int) -> Iterator[None]:
         return
     import resource
 
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    _lower(resource.RLIMIT_DATA, _private_bytes() + memory_bytes)
+    before, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _limit_memory(memory_bytes)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+        allowed = resource.getrlimit(resource.RLIMIT_DATA)[0] - limit
+        resource.setrlimit(resource.RLIMIT_DATA, (_more(before, allowed, highest), highest))
 
 
-def _private_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE
+_is_limited = False
+
+
+def allow_mapping(nbytes: int) -> None:
+    """Allow for a file that is about to be mapped: Linux counts a private mapping as memory. For processes limited by us."""
+    if not _is_limited:
+        return
+    import resource
+
+    now, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_more(now, nbytes, highest), highest))
+
+
+def _more(limit: int, nbytes: int, highest: int) -> int:
+    import resource
+
+    if limit == resource.RLIM_INFINITY:
+        return limit
+    return limit + nbytes if highest == resource.RLIM_INFINITY else min(limit + nbytes, highest)
+
+
+def _limit_memory(nbytes: int) -> int:
+    """Limit private memory to so much more than there is. Return the limit."""
+    import resource
+
+    global _is_limited
+    _is_limited = True
+    _lower(resource.RLIMIT_DATA, int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE + nbytes)
+    return resource.getrlimit(resource.RLIMIT_DATA)[0]
 
 
 def _lower(kind: int, most: int) -> None:
