@@ -21,6 +21,7 @@ import tensorprobe
 from tensorprobe.checks import runner
 from tensorprobe.errors import NoData, NotFound, SettingsError
 from tensorprobe.model.precheck import Audit
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.standard_json import decode
 from tensorprobe.work.pool import Death
 
@@ -401,3 +402,15 @@ def test_inputs_with_equal_values_are_not_taken_for_one(tmp_path: Path) -> None:
         torch.autograd.grad(torch.mul(x, y).sum(), x)
     result = tensorprobe.audit(tmp_path / "run", jobs=0)
     assert result.exit_code == 0, str(result)
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_a_place_in_memory_that_the_record_does_not_hold_is_not_judged(level: str, tmp_path: Path) -> None:
+    base = torch.arange(40.0)
+    with tensorprobe.capture(tmp_path / "run", level=level, in_process=True):
+        base[8:24].as_strided((3, 4), (4, 1), 2)
+        torch.as_strided_scatter(base[8:24], torch.ones(2, 2), (2, 2), (2, 1), 9)
+        base.as_strided((3, 4), (4, 1), 2)
+    result = audit(tmp_path / "run")
+    assert not result.failures
+    assert result.summary.reasons == {NotReplayed.ELSEWHERE: 2}
