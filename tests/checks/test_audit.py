@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import tensorprobe
 from tensorprobe.checks import runner
@@ -414,3 +415,16 @@ def test_a_place_in_memory_that_the_record_does_not_hold_is_not_judged(level: st
     result = audit(tmp_path / "run")
     assert not result.failures
     assert result.summary.reasons == {NotReplayed.ELSEWHERE: 2}
+
+
+def test_a_backward_is_judged_with_what_its_recomputed_forward_kept(tmp_path: Path) -> None:
+    weight = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.gelu(x), weight).sin().square()
+
+    with tensorprobe.capture(tmp_path / "run", level="api", in_process=True):
+        with Wrong("gelu.default", scaled), set_checkpoint_early_stop(False):
+            out = checkpoint(block, torch.linspace(0, 2, 32).reshape(4, 8).requires_grad_(), use_reentrant=False)
+        out.sum().backward()
+    assert failing(audit(tmp_path / "run")) == [("Functional.gelu.0.forward", "fail", "skip")]
