@@ -16,11 +16,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import tensorprobe
 from tensorprobe.checks import runner
 from tensorprobe.errors import NoData, NotFound, SettingsError
 from tensorprobe.model.precheck import Audit
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.standard_json import decode
 from tensorprobe.work.pool import Death
 
@@ -401,3 +403,28 @@ def test_inputs_with_equal_values_are_not_taken_for_one(tmp_path: Path) -> None:
         torch.autograd.grad(torch.mul(x, y).sum(), x)
     result = tensorprobe.audit(tmp_path / "run", jobs=0)
     assert result.exit_code == 0, str(result)
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_a_place_in_memory_that_the_record_does_not_hold_is_not_judged(level: str, tmp_path: Path) -> None:
+    base = torch.arange(40.0)
+    with tensorprobe.capture(tmp_path / "run", level=level, in_process=True):
+        base[8:24].as_strided((3, 4), (4, 1), 2)
+        torch.as_strided_scatter(base[8:24], torch.ones(2, 2), (2, 2), (2, 1), 9)
+        base.as_strided((3, 4), (4, 1), 2)
+    result = audit(tmp_path / "run")
+    assert not result.failures
+    assert result.summary.reasons == {NotReplayed.ELSEWHERE: 2}
+
+
+def test_a_backward_is_judged_with_what_its_recomputed_forward_kept(tmp_path: Path) -> None:
+    weight = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.gelu(x), weight).sin().square()
+
+    with tensorprobe.capture(tmp_path / "run", level="api", in_process=True):
+        with Wrong("gelu.default", scaled), set_checkpoint_early_stop(False):
+            out = checkpoint(block, torch.linspace(0, 2, 32).reshape(4, 8).requires_grad_(), use_reentrant=False)
+        out.sum().backward()
+    assert failing(audit(tmp_path / "run")) == [("Functional.gelu.0.forward", "fail", "skip")]

@@ -265,3 +265,28 @@ def test_the_backward_of_a_call_with_another_argument_is_no_noise(tmp_path: Path
     result = tensorprobe.compare(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
     assert result.divergence is not None and result.divergence.call == "Tensor.mul.0.backward"
+
+
+def test_a_gradient_that_is_missing_comes_before_the_sum_that_lacks_it(tmp_path: Path) -> None:
+    weight = torch.full((4,), 2.0, requires_grad=True)
+    for name, detached in (("a", False), ("b", True)):
+        with tensorprobe.capture(tmp_path / name, in_process=True):
+            x = torch.linspace(0.5, 2, 4, requires_grad=True)
+            y = torch.exp(x)
+            (F.layer_norm(y.detach() if detached else y, (4,), weight) * torch.sin(y)).sum().backward()
+    divergence = compare(tmp_path / "a", tmp_path / "b").divergence
+    assert divergence is not None and divergence.call == "Functional.layer_norm.0.backward"
+
+
+def test_other_roundings_next_to_zero_are_no_fault_where_only_statistics_were_recorded(tmp_path: Path) -> None:
+    """The gradient of a square root is greatest where its argument is next to zero, and so is the error of that argument."""
+    for name, device in (("a", contextlib.nullcontext()), ("b", OtherSums()), ("c", OtherSums("mul.Tensor", scaled))):
+        torch.manual_seed(1)
+        data, weight = torch.randn(16, 256), torch.randn(256, 16, requires_grad=True)
+        near = (data @ weight).detach() + torch.linspace(1e-3, 1, 16)
+        with tensorprobe.capture(tmp_path / name, mode="summary", level="api", in_process=True), device:
+            off = torch.matmul(data, weight) - near
+            (off.square() + 1e-9).sqrt().mul(2).mean().backward()
+    assert compare(tmp_path / "a", tmp_path / "b").agrees
+    wrong = compare(tmp_path / "a", tmp_path / "c").divergence
+    assert wrong is not None and wrong.call == "Tensor.mul.0.forward"

@@ -231,6 +231,18 @@ def test_gradients_of_autocast_calls_reach_the_float32_weights(tmp_path: Path) -
         assert {"output.1", "output.2"} <= {slot.name for slot in backward.outputs}
 
 
+def test_a_tensor_that_a_call_casts_several_times_has_the_sum_of_its_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, 5, 8, dtype=torch.bfloat16, requires_grad=True)
+
+    def action() -> None:
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+
+    backward = the_call(record(tmp_path / "run", action), "Functional.scaled_dot_product_attention.0.backward")
+    assert q.grad is not None
+    assert torch.allclose(value(backward, "output.0").float(), q.grad.float(), rtol=0.02, atol=0.02)
+
+
 def test_gradient_that_a_custom_backward_changes_is_recorded_as_it_came_in(tmp_path: Path) -> None:
     class Doubling(torch.autograd.Function):
         @staticmethod

@@ -228,8 +228,11 @@ class _Reading:
                     _Seen(entry, self._key(call, line), grads, call.module, call.stack)
                 )
         self.names.update(seen)
-        for calls in seen.values():
+        for name, calls in seen.items():
             best = max(calls, key=lambda one: one.grads)  # the first of equally good ones
+            if self._results and name in self.backwards:  # the backward uses what the last one before it has kept
+                before = [one for one in calls if one.entry.line < self.backwards[name][0].line]
+                best = max(reversed(before), key=lambda one: one.grads, default=best)
             others = [one for one in calls if one is not best]
             if not self._results:
                 yield best, others

@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import numpy
 
+from tensorprobe.judge.graph import Graph
 from tensorprobe.model import Level
 from tensorprobe.model.call import op_of
 from tensorprobe.model.comparison import STATUSES, Basis, Divergence, External, Finding, Inputs, Region, Row, Status
@@ -250,6 +251,13 @@ class _Step:
         )
         return Candidate(divergence, epoch, is_collective(finding.call))
 
+    def lacks(self, entered: Candidate, paired: Candidate) -> bool:
+        """Return whether a gradient enters as a sum without the part that an earlier call gives on one side only."""
+        index = self.measured.calls.index
+        reader = self.measured.calls.forward[index.index(paired.divergence.index)]
+        row = next(each.row for each in self.opinion.entering if index[each.call] == entered.divergence.index)
+        return reader >= 0 and paired.place < entered.place and Graph(self.measured).lacks_a_part(row, reader)
+
 
 def is_around(module: str, path: str) -> bool:
     """Return whether a module holds another one."""
@@ -282,6 +290,9 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
         default=None,
     )
     structural = [one for one in (paired, step.unpaired(unpaired) if unpaired else None) if one is not None]
+    entered = first(status == _ENTERED)
+    if entered is not None and paired is not None and step.lacks(entered, paired):
+        entered = paired
     counts = numpy.bincount(status[alone], minlength=len(STATUSES))
     bases = numpy.bincount(rows.basis, minlength=len(BASES))
     return StepAnswer(
@@ -289,7 +300,7 @@ def conclude_step(measured: Measured, opinion: Opinions) -> StepAnswer:
         rank=measured.rank,
         introduced=first((status == _INTRODUCED) & alone & ~random),
         random=first(random & alone),
-        entered=first(status == _ENTERED),
+        entered=entered,
         structural=min(structural, key=lambda one: one.divergence.index, default=None),
         diverging=first(diverging & (status != _INTRODUCED) & alone),
         difference=first(_bit_differences(measured, opinion) & alone),

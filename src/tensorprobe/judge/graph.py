@@ -83,6 +83,19 @@ class Graph:
         level = calls.level[call]
         return [part for part in parts if rows.call[part] < call and calls.level[int(rows.call[part])] is level]
 
+    def lacks_a_part(self, row: int, reader: int) -> bool:
+        """Return whether this gradient of a result lacks the part of a forward call that read the result, as after a `detach`."""
+        calls, rows = self._measured.calls, self._measured.rows
+        forward = calls.forward[int(rows.call[row])]
+        result = None if forward < 0 else self.row(forward, f"output{rows.slot[row].removeprefix('input')}")
+        if result is None:
+            return False
+        contents = [side[result] for side in rows.content]
+        read = [one for one in self._measured.rows_of(reader) if not rows.made[one]]
+        names = [rows.slot[one] for one in read if contents == [side[one] for side in rows.content]]
+        given = {rows.slot[part] for call in self._backwards.get(reader, ()) for part in self._measured.rows_of(call)}
+        return any(f"output{name.removeprefix('input')}" not in given for name in names)
+
     @cached_property
     def _sorted(self) -> Sequence[tuple[Array, Array]]:
         orders = [numpy.argsort(side, kind="stable") for side in self._measured.rows.content]

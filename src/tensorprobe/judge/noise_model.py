@@ -55,10 +55,9 @@ PEAK = 8.0
 GREATEST_OFFSET = 1e3
 """How far values of a normalised tensor may be from their mean, in standard deviations. Beyond, nothing is excused."""
 STATISTICS_ROUNDINGS = 16.0
+"""Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: each device adds in its own order."""
 SKETCH_SPREAD = 2.3
 """A distance that is estimated from eight numbers is at most this far above the true one, but for one in a million."""
-"""Roundoffs by which a mean or norm of the same numbers may differ, as RMS of the numbers: it is a sum, and each device adds in
-an order of its own."""
 CHANCE = 64.0
 """How many times better than its elements all statistics of a tensor may agree by chance."""
 QUOTIENTS_OFF = 1e-2
@@ -329,9 +328,10 @@ class _Operands:
         self.peak_relative = numpy.maximum(
             self._greatest(group, numpy.minimum(peak_relative, 1e6), floats), self.relative
         )
-        element = numpy.minimum(_clean(rows.figures["max_rel"]), 1e3)
-        self.element_relative = self._greatest(group, numpy.where(errors.equal, 0.0, element), floats)
         weak = floats & ~errors.equal & (rows.basis == STATISTICS)
+        element = _clean(numpy.where(weak, _relative_errors_of_ends(rows.figures), rows.figures["max_rel"]))
+        element = numpy.minimum(element, 1e3)
+        self.element_relative = self._greatest(group, numpy.where(errors.equal, 0.0, element), floats)
         # Norm and mean of many elements agree better than the elements; the greatest and least are two of these.
         chance = numpy.maximum(numpy.minimum(peak_relative, 1e6), numpy.sqrt(errors.count) * errors.relative)
         self._widen_where_weak(group, weak, self._greatest(group, chance + errors.roundoff, weak))
@@ -430,13 +430,7 @@ class _Operands:
 
 
 def _sum_lengths(
-    measured: Measured,
-    errors: Errors,
-    operands: _Operands,
-    group: Array,
-    product: Array,
-    reduces: Array,
-    backward: Array,
+    measured: Measured, errors: Errors, operands: _Operands, group: Array, product: Array, reduces: Array, back: Array
 ) -> Array:
     """Estimate from element counts how many terms are summed for one element of each row."""
     rows = measured.rows
@@ -448,7 +442,7 @@ def _sum_lengths(
     # The gradient of one operand is the gradient of the result times the other operand.
     other = numpy.where(count == far, near, far)
     of_gradient = numpy.sqrt(numpy.maximum(large * other / count, 1.0))
-    of_product = numpy.where(backward, numpy.maximum(of_gradient, shrinks), of_product)
+    of_product = numpy.where(back, numpy.maximum(of_gradient, shrinks), of_product)
     along = numpy.array([_elements((max(shape, default=1),)) for shape in rows.shapes[0]], dtype=float)
     length = numpy.where(product, numpy.maximum(of_product, shrinks), shrinks)
     return numpy.maximum(numpy.where(reduces, numpy.maximum(length, along), length), 1.0)
@@ -490,6 +484,15 @@ def _same_statistics(figures: dict[str, Array], rms: Array, count: Array) -> Arr
     sums = same("mean", within) & same("norm", within * numpy.sqrt(count))
     ends = same("max", 0.0) & same("min", 0.0)
     return numpy.asarray(sums & ends & (figures["nonfinite_different"] <= 0))
+
+
+def _relative_errors_of_ends(figures: dict[str, Array]) -> Array:
+    """Return the larger relative error of least and greatest number: where all have one sign, one of them is next to zero."""
+    low, high, *others = (figures[f"{side}_{end}"] for side in ("baseline", "candidate") for end in ("min", "max"))
+    off = (
+        _difference(other, end) / (_finite_size(end) + _TINY) for other, end in zip(others, (low, high), strict=True)
+    )
+    return numpy.where(low * high > 0, numpy.maximum(*off), 0.0)
 
 
 def _difference(one: Array, other: Array) -> Array:

@@ -92,6 +92,7 @@ class NotReplayed(str, Enum):
     LINE_DAMAGED = "its line in the run is damaged"
     COLLECTIVE = "it is a collective"
     NO_TENSOR = "it returns no tensor"
+    ELSEWHERE = "it looks at memory beyond its input, which the record does not hold"
     RAISES = "it raises on the CPU too"
     NO_TIME = "not reached in the time allowed"
     OVER_BUDGET = "beyond the budget"

@@ -17,6 +17,7 @@ import torch
 from tensorprobe import torch_names
 from tensorprobe.arguments import Tensors, changed_arguments, flatten_result, written_slots
 from tensorprobe.model import Call, Slot
+from tensorprobe.model.reason import NotReplayed
 from tensorprobe.ops import Trait, has, short_name
 from tensorprobe.replay.arguments import PRECISIONS, Rebuilding, rebuild_call
 from tensorprobe.replay.functions import CannotReplay, find_function
@@ -30,8 +31,8 @@ _MOST_GROWTH, _SMALL = 4, 1 << 20
 _ON_HOST = {"tensor_split": "input.1"}
 """Arguments that torch requires on the CPU."""
 _UNDERSTOOD = {
-    "setStorage": "it looks at memory beyond its input, which the record does not hold",
-    "out of bounds for storage": "it looks at memory beyond its input, which the record does not hold",
+    "setStorage": NotReplayed.ELSEWHERE,
+    "out of bounds for storage": NotReplayed.ELSEWHERE,
     "can't allocate memory": "it needs more memory than a replay of tensors of these sizes may use",
     "'dict' object has no attribute": "an argument is an object, and only its fields are recorded",
 }

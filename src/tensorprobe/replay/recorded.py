@@ -15,14 +15,14 @@ import torch
 from tensorprobe.model.measured import Opinion
 from tensorprobe.model.precheck import Checked
 from tensorprobe.model.reason import NotReplayed
-from tensorprobe.ops import Trait, has
+from tensorprobe.ops import Trait, has, short_name
 from tensorprobe.record.stored import StoredCall, StoredSlot
 from tensorprobe.replay.attention import DroppedAttention
 from tensorprobe.replay.evidence import measure, on_host
 from tensorprobe.replay.functions import CannotReplay
 from tensorprobe.replay.inputs import real
 from tensorprobe.replay.once import Replay, gradient_name
-from tensorprobe.replay.randomness import is_recurrent, judge_sample, runs_needed
+from tensorprobe.replay.randomness import argument_of, is_recurrent, judge_sample, runs_needed
 from tensorprobe.replay.runs import Conditions, DeviceRaised, Direction, Runs, Tensors, passed_over, said
 from tensorprobe.replay.sight import is_equal, opinion_at_sight
 
@@ -54,9 +54,18 @@ class RecordedRuns(Runs):
             return None
         return opinion_at_sight(self.call.op, wide, result)
 
+    @property
+    def _looks_elsewhere(self) -> bool:
+        """Whether it was told where in the memory of its input to begin: nobody knows where in that memory the input stood."""
+        name, call = short_name(self.call.op), self.call.model
+        place = 4 if "scatter" in name else 3
+        return name.startswith("as_strided") and argument_of(call, place, "storage_offset", None) is not None
+
     def check_forward(self) -> list[Checked]:
         """Check every recorded output. Autocast inside a recurrent layer shows in no dtype: it is recognised by the result."""
         checked = super().check_forward()
+        if self._looks_elsewhere and any(row.result == "fail" for row in checked):
+            raise CannotReplay(NotReplayed.ELSEWHERE)
         if all(row.result != "fail" for row in checked) or not is_recurrent(self.call.op):
             return checked
         for half in (torch.bfloat16, torch.float16):
@@ -86,6 +95,8 @@ class RecordedRuns(Runs):
             what = f"the gradient of {lacking[0]}" if lacking else "its result"
             return [passed_over("backward", f"its backward is not judged: {what} was not recorded")]
         checked = super().check_backward(recorded)
+        if self._looks_elsewhere and any(row.result == "fail" for row in checked):
+            return [passed_over("backward", NotReplayed.ELSEWHERE)]
         if joined := self._joined():
             checked = self._better(recorded, checked, joined=joined)
         # Where one output is computed from another, the second has the gradient of both uses on this device.

@@ -19,7 +19,7 @@ from tensorprobe.model.measured import Opinion
 from tensorprobe.numerics.masks import LEAST_MASK
 from tensorprobe.numerics.native import implementation
 from tensorprobe.numerics.pairs import derive, measure_pairs
-from tensorprobe.replay.evidence import beyond_rounding, count_terms, on_host
+from tensorprobe.replay.evidence import beyond_rounding, count_terms, on_host, shared_mask
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _CODES}
@@ -51,7 +51,12 @@ def relative_error(wide: torch.Tensor, result: torch.Tensor) -> float:
 def is_right(
     op: str, seen: Sight, wide: torch.Tensor, result: torch.Tensor, *, alone: bool, sizes: Sequence[int] = ()
 ) -> bool:
-    """Return whether a result is clearly right. `alone`: the CPU itself is under test. `sizes` are those of the inputs."""
+    """Return whether a result is clearly right. `alone`: the CPU itself is under test. `sizes` are those of the inputs.
+
+    A mask may hide errors of the other elements: nothing is clear then.
+    """
+    if seen.different and seen.max_a >= LEAST_MASK and shared_mask(wide, result) is not None:
+        return False
     dtype = result.dtype
     count = result.numel() * (2 if dtype in _COMPLEX else 1)
     return standards.is_right(
@@ -73,11 +78,9 @@ def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def opinion_at_sight(op: str, wide: torch.Tensor, result: torch.Tensor) -> Opinion | None:
-    """Return the opinion on a clearly right result, else None. A mask may hide errors of the other elements: None, too."""
+    """Return the opinion on a clearly right result, else None."""
     seen = glance(wide, result)
-    if seen is None or (seen.different and seen.max_a >= LEAST_MASK):
-        return None
-    if not is_right(op, seen, wide, result, alone=False):
+    if seen is None or not is_right(op, seen, wide, result, alone=False):
         return None
     if not seen.different:
         return Opinion("different", 0.0, 0.0)

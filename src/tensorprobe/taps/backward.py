@@ -108,21 +108,16 @@ class Watch:
     def keep_own(self, task: int, found: Found) -> bool:
         """Keep what this call adds to the gradient of a cast that later calls may share, until the cast passes it on."""
         current, new = self._pass(task)
-        for slot, gradient in found:
+        for cast, gradient in found:
             if gradient is not None:
-                current.own.setdefault(slot, []).append(gradient)
+                current.own.setdefault(cast, []).append(gradient)
         return new
 
-    def without_others(self, task: int, found: Found, given: torch.Tensor | None) -> Found:
+    def without_others(self, task: int, found: Found, given: torch.Tensor | None, cast: str) -> Found:
         """Return the gradients behind a cast to which `given` came; where other calls share the cast, what this call added."""
         current = self._passes.get(task)
-        if current is None or not current.own:
-            return found
-        kept = current.own
-        return [
-            (slot, _own_share(kept.pop(slot), gradient, given) if slot in kept else gradient)
-            for slot, gradient in found
-        ]
+        own = current.own.pop(cast, None) if current is not None else None
+        return found if own is None else [(slot, _own_share(own, gradient, given)) for slot, gradient in found]
 
     @property
     def is_recorded_whole(self) -> bool:
@@ -236,13 +231,17 @@ class Boundary(NamedTuple):
     nodes: set[Any]
     to_inputs: dict[Any, SlotIndices]
     to_casts: dict[Any, SlotIndices]
+    """In place of slots, the names of the casts."""
+    casts: dict[Any, str]
+    """Cast → its name. One tensor may come twice, and be cast twice."""
 
 
 def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> Boundary:
     """Return the nodes of a call, walking from its roots."""
     nodes, todo = set(roots), list(roots)
     boundary: dict[Any, SlotIndices] = {}
-    casts: dict[Any, SlotIndices] = {}
+    to_casts: dict[Any, SlotIndices] = {}
+    casts: dict[Any, str] = {}
     while todo:
         node = todo.pop()
         for place, (target, number) in enumerate(node.next_functions):
@@ -254,15 +253,16 @@ def find_boundary(roots: dict[Any, Any], edges: Edges, start: int) -> Boundary:
             elif sequence < start or (target, number) in edges:
                 slot = edges.get((target, number)) or _through_casts(target, number, edges)
             else:
-                if (slot := _through_casts(target, number, edges)) is not None:
-                    casts.setdefault(node, []).append((slot, place))
+                if _through_casts(target, number, edges) is not None:
+                    cast = casts.setdefault(target, str(len(casts)))
+                    to_casts.setdefault(node, []).append((cast, place))
                 if target not in nodes:
                     nodes.add(target)
                     todo.append(target)
                 continue
             if slot is not None:
                 boundary.setdefault(node, []).append((slot, place))
-    return Boundary(nodes, boundary, casts)
+    return Boundary(nodes, boundary, to_casts, casts)
 
 
 def _through_casts(node: Any, number: int, edges: Edges) -> str | None:
@@ -301,12 +301,12 @@ def install(watch: Watch, roots: dict[Any, SlotIndices], found: Boundary, guard:
         node.register_hook(_BeforeCast(watch, guard, [], places))
     for node, places in roots.items():
         if _is_simple(node, boundary):
-            node.register_hook(_AroundNode(watch, guard, places, boundary[node]))
+            node.register_hook(_AroundNode(watch, guard, places, boundary[node], found.casts.get(node, "")))
         else:
             node.register_prehook(_BeforeNode(watch, guard, places))
     for node, places in boundary.items():
         if node not in roots or not _is_simple(node, boundary):
-            node.register_hook(_AroundNode(watch, guard, [], places))
+            node.register_hook(_AroundNode(watch, guard, [], places, found.casts.get(node, "")))
 
 
 def _is_simple(node: Any, boundary: dict[Any, SlotIndices]) -> bool:
@@ -358,12 +358,14 @@ class _BeforeCast(_Hook, gc=False):
 class _AroundNode(_Hook, gc=False):
     """After a node at the boundary, which may be the first one, too."""
 
+    cast: str = ""
+
     def take(self, task: int, gradients: tuple[Gradients, ...]) -> bool:
         (inputs, outputs), watch = gradients, self.watch
         new = watch.gradients_of_outputs(task, _pick(outputs, self.before)) if self.before else False
         found = _pick(inputs, self.after)
-        if len(outputs) == 1:
-            found = watch.without_others(task, found, outputs[0])
+        if self.cast:
+            found = watch.without_others(task, found, outputs[0], self.cast)
         new = watch.gradients_of_inputs(task, found) or new
         watch.arrived(task, len(self.after))
         return new

@@ -128,7 +128,7 @@ class Side:
             known = None if node is None else self._places.get(key)
             roots: dict[Any, SlotIndices] = {node: [("input.0", 0)]}
             if known is not None and len({id(tensor) for _, tensor in inputs}) == len(inputs):
-                boundary = Boundary({node}, {node: known} if known else {}, {})
+                boundary = Boundary({node}, {node: known} if known else {}, {}, {})
             else:
                 call.edges = edges_of(inputs) if edges is None else edges
                 outputs: Tensors = []

@@ -1,7 +1,7 @@
 """A library of ops whose kernels are wrong in float32 and right in float64: faults to find without a device.
 
 `double(x)` is 2x, too large by a hundredth; `double_(x)` the same in place; `spoil(x)` is x, but one more and at its first place
-not a number; `refuse(x)` has a kernel for float32 only.
+not a number; `refuse(x)` has a kernel for float32 only; `shade(x, mask)` is x + mask, but one percent more where the mask is 0.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ SCHEMAS = [
     "double_(Tensor(a!) x) -> Tensor(a!)",
     "spoil(Tensor x) -> Tensor",
     "refuse(Tensor x) -> Tensor",
+    "shade(Tensor x, Tensor mask) -> Tensor",
 ]
 
 
@@ -48,6 +49,10 @@ def _refuse(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
+def _shade(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask == 0, x * _wrong(x) / 2, x + mask)
+
+
 _kept: list[torch.library.Library] = []
 
 
@@ -58,7 +63,7 @@ def installed() -> Iterator[None]:
         yield
         return
     library = torch.library.Library(NAME, "FRAGMENT")
-    for schema, kernel in zip(SCHEMAS, (_double, _double_, _spoil, _refuse), strict=True):
+    for schema, kernel in zip(SCHEMAS, (_double, _double_, _spoil, _refuse, _shade), strict=True):
         library.define(schema)
         library.impl(schema.partition("(")[0], kernel, "CPU")
     try:

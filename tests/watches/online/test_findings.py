@@ -312,6 +312,18 @@ def test_an_op_without_a_wider_kernel_is_not_compared_with_itself() -> None:
     assert_accounted_for(watch.result)
 
 
+@pytest.mark.parametrize("mask", [torch.finfo(torch.float32).min, -1e9])
+def test_a_mask_hides_no_error_of_the_other_elements_and_is_none_itself(mask: float) -> None:
+    scores = torch.linspace(-2, 2, 256).reshape(4, 8, 8)
+    masked = torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, mask)
+    with tensorprobe.online(None, on_fail="report", libraries=(NAME,)) as watch:
+        (scores + masked).softmax(-1)
+        torch.ops.tensorprobe_faulty.shade(scores, masked)
+    (row,) = watch.result.failures
+    assert row.call == f"Aten.{NAME}.shade.default.0.forward"
+    assert row.relative_l2 == pytest.approx(0.01, rel=1e-3)
+
+
 def test_an_op_of_a_library_is_left_alone_unless_it_is_named() -> None:
     with tensorprobe.online(on_fail="report") as watch:
         torch.ops.tensorprobe_faulty.double(torch.ones(3))

@@ -25,6 +25,7 @@ from tensorprobe.replay.evidence import (
     measure,
     nudged,
     on_host,
+    shared_mask,
     spread,
     weigh,
     within_range,
@@ -207,12 +208,18 @@ def _weigh(
         )
         if not case.alone and slot in own and own[slot].shape == wide.shape and precision != "own":
             mine[slot] = on_host(own[slot]) if dim is None else aligned(wide, on_host(own[slot]), dim)
+    seen = dict(hosts)
+    for slot, (wide, result) in hosts.items():
+        if (mask := shared_mask(wide, result)) is not None:
+            seen[slot] = wide.masked_fill(mask, 0), result.masked_fill(mask, 0)
+            if slot in mine:
+                mine[slot] = mine[slot].masked_fill(mask, 0)
     inputs = [tensor for _, tensor in lower(case.templates, case.lifted).tensors()]
-    evidence = gather(op, "forward", hosts, mine, inputs=inputs)
+    evidence = gather(op, "forward", seen, mine, inputs=inputs)
     asked = {slot: measures.of(case.call, op, slot, result.dtype, case.module) for slot, (_, result) in hosts.items()}
     opinions = weigh(
         evidence,
-        {slot: wide for slot, (wide, _) in hosts.items()},
+        {slot: wide for slot, (wide, _) in seen.items()},
         lambda slot, each: _judge(asked[slot], each),
         doubts=lambda slot: asked[slot].standard is not None and asked[slot].standard.doubts,  # type: ignore[union-attr]
         spread=partial(_spread, case, reference, precision, own),
