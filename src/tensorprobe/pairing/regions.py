@@ -118,8 +118,7 @@ class _Search:
         self._join_where_read()
         self._join_within_runs()
         self._join_where_made()
-        self._join_neighbours()
-        self._join_constants()
+        self._join_neighbours(self._join_constants())
         groups: defaultdict[Node, list[Node]] = defaultdict(list)
         for node in sorted(self._alone):
             groups[self._root(node)].append(node)
@@ -233,8 +232,8 @@ class _Search:
                 for node in (*ours, *theirs):
                     self._join(ours[0], node)
 
-    def _join_neighbours(self) -> None:
-        """Join calls that lead nowhere with the calls before and after them.
+    def _join_neighbours(self, joined: Set[Node]) -> None:
+        """Join calls that lead nowhere, and are not `joined` yet, with the calls before and after them.
 
         Those are calls on constants alone, such as counters of steps, and results in generated code that nothing reads.
         """
@@ -243,13 +242,17 @@ class _Search:
             contents = [content_of(slot) for slot in call.slots]
             made = [content_of(slot) for slot in call.slots if is_made(call, slot)]
             unread = call.op.startswith("Ops.") and not any(map(self._sides[node[0]].readers, made))
-            if unread or not any(content is not None for content in contents):
+            if unread or not (node in joined or any(content is not None for content in contents)):
                 for near in ((node[0], node[1] - 1), (node[0], node[1] + 1)):
                     if near in self._alone:
                         self._join(node, near)
 
-    def _join_constants(self) -> None:
-        """Join calls that made the same number everywhere, as an empty mask, with the next call that reads such a tensor."""
+    def _join_constants(self) -> set[Node]:
+        """Join calls that made the same number everywhere, as an empty mask, with the next call that reads such a tensor.
+
+        Return those calls.
+        """
+        joined: set[Node] = set()
         waiting: defaultdict[Hashable, list[Node]] = defaultdict(list)
         for node in sorted(self._alone):
             call = self._call(node)
@@ -258,10 +261,12 @@ class _Search:
             for slot in read_slots(call):
                 for maker in waiting.pop((node[0], slot.digest, slot.shape), ()):
                     self._join(node, maker)
+                    joined.add(maker)
             made = [slot for slot in call.slots if is_made(call, slot) and slot.digest]
             if not any(content_of(slot) for slot in made):
                 for slot in made:
                     waiting[node[0], slot.digest, slot.shape].append(node)
+        return joined
 
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
