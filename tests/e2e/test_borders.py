@@ -255,3 +255,29 @@ def test_a_factor_may_stand_at_either_matrix_with_a_view_between(tmp_path: Path)
         assert result.exit_code == code, str(result)
     found = result.divergence
     assert found is not None and found.region is not None and any("matmul" in n for n in found.region.candidate)
+
+
+class Normed(nn.Module):
+    """A norm by hand with weights of one, which make the same numbers again; a copy lies between."""
+
+    def __init__(self, fused: bool, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.fused, self.eps = fused, eps
+        self.one, self.two, self.weight = nn.Linear(8, 8), nn.Linear(8, 4), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        if self.fused:
+            x = F.rms_norm(x, (8,), self.weight, self.eps)
+        else:
+            x = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        made: Tensor = self.two(x)
+        return made
+
+
+def test_numbers_that_a_region_makes_twice_are_no_input_of_it(tmp_path: Path) -> None:
+    assert compare(tmp_path / "right", lambda: Normed(False), lambda: Normed(True)).exit_code == 0
+    result = compare(tmp_path / "wrong", lambda: Normed(False), lambda: Normed(True, 1e-2))
+    found = result.divergence
+    assert found is not None and found.region is not None and found.region.begins, str(result)
+    assert any("rms_norm" in name for name in found.region.candidate)

@@ -290,8 +290,8 @@ class _Sweep:
             # A view of all of it has the same content, and may be what this view is made of.
             around.append(any((other := side.side.calls[each]) and not only_moves(other) for each in beside))
         ours, theirs = self._calls[0][pair[0]], self._calls[1][pair[1]]
-        other = ours is not None and theirs is not None and ours.args != theirs.args
-        return (inner and other) or around[0] != around[1]
+        unlike = ours is not None and theirs is not None and ours.args != theirs.args
+        return (inner and unlike) or around[0] != around[1]
 
     def makes_another_table(self, pair: tuple[int, int]) -> bool:
         """Return whether two calls make numbers from other arguments and constants alone, and no pair reads both results."""

@@ -162,9 +162,16 @@ class _Search:
     def _is_inside(self, node: Node, slot: Slot) -> bool:
         """Return whether a call of the same region made what a call reads."""
         maker = self._maker(node, slot)
-        return maker is not None and (
-            content_of(slot) not in self._met[node[0]] or self._root(maker) == self._root(node)
-        )
+        return maker is not None and (self._meeting(node, slot) is None or self._root(maker) == self._root(node))
+
+    def _meeting(self, node: Node, slot: Slot) -> Border | None:
+        """Return where both programs read what a call reads, if that was made for it: the same numbers may be made before."""
+        content, side = content_of(slot), self._sides[node[0]]
+        border = self._met[node[0]].get(content)
+        if border is None or content is None:
+            return None
+        reader = self._pairs[border[0]][node[0]]
+        return border if side.maker(content, node[1]) == side.maker(content, reader) else None
 
     def _join_within_runs(self) -> None:
         given: set[tuple[Node, Hashable]] = set()
@@ -173,7 +180,7 @@ class _Search:
             table = any(is_made(call, slot) and content_of(slot) in tables for slot in call.slots)
             for slot in read_slots(call):
                 maker, content = self._maker(node, slot), content_of(slot)
-                if maker is None or content in self._met[node[0]]:
+                if maker is None or self._meeting(node, slot) is not None:
                     continue
                 if content in tables and not table:  # a mask that all layers read makes them no one region
                     if (maker, content) in given:
@@ -270,8 +277,10 @@ class _Search:
 
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
-        if content in self._met[node[0]] and self._maker(node, slot) is not None:  # it is not made later
-            return self._met[node[0]][content]
+        if (met := self._meeting(node, slot)) is not None and self._maker(
+            node, slot
+        ) is not None:  # it is not made later
+            return met
         return None if content is None else self._sides[node[0]].border(content, node[1])
 
     # What a region reads and makes
