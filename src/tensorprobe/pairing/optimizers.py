@@ -110,7 +110,7 @@ class _Side:
 
     def counters(self) -> set[str]:
         """Return the states that hold a single number which is computed from itself alone, as that of the steps."""
-        return {role for role, alone in self._alone.items() if alone and role.startswith("optimizer state ")}
+        return {role for role, alone in self._alone.items() if alone and " of " in role}
 
     @staticmethod
     def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: Set[Hashable]) -> bool:
