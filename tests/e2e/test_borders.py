@@ -189,3 +189,141 @@ def test_one_projection_and_three_are_one_region_with_their_updates(tmp_path: Pa
     other = tensorprobe.compare(trained(tmp_path / "rate", fused=False, rate=1.02e-3), one, prove="off")
     found = other.divergence
     assert found is not None and found.region is not None and found.region.name == "Region.optimizer.0", str(other)
+
+
+def angles() -> Tensor:
+    return torch.arange(6)[:, None] * torch.tensor([1.0, 0.1])
+
+
+def rotated_whole(x: Tensor) -> Tensor:
+    """Rotate pairs of numbers: all of the tensor times a cosine, and its halves, exchanged, times a sine."""
+    both = torch.cat((angles(), angles()), -1)
+    return x * both.cos() + torch.cat((-x[..., 2:], x[..., :2]), -1) * both.sin()
+
+
+def rotated_halves(x: Tensor, slip: float = 1.0) -> Tensor:
+    """The same, half by half: `cat` puts together what is computed."""
+    cos, sin = angles().cos(), angles().sin()
+    one, other = x[..., :2], x[..., 2:]
+    return torch.cat((one * cos - other * sin, slip * (other * cos + one * sin)), -1)
+
+
+class Rotating(nn.Module):
+    def __init__(self, rotate: Step) -> None:
+        super().__init__()
+        self.rotate, self.q, self.k = rotate, nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (self.rotate(made.unflatten(-1, (-1, 4)).transpose(1, 2)) for made in (self.q(x), self.k(x)))
+        return torch.softmax(q @ k.mT, -1)
+
+
+def test_a_call_that_puts_together_other_parts_is_no_meeting_place(tmp_path: Path) -> None:
+    """One program puts a view beside what it computed, the other one two results. Their gradients are other parts too."""
+
+    def rotates(rotate: Step) -> Callable[[], nn.Module]:
+        return lambda: Rotating(rotate)
+
+    result = compare(tmp_path / "right", rotates(rotated_whole), rotates(rotated_halves))
+    assert result.exit_code == 0, str(result)
+    wrong = compare(tmp_path / "wrong", rotates(rotated_whole), rotates(lambda x: rotated_halves(x, 1.01)))
+    found = wrong.divergence
+    assert found is not None and found.region is not None, str(wrong)
+    assert any("cat" in name for name in (*found.region.baseline, *found.region.candidate))
+
+
+class Placed(nn.Module):
+    """Add a table's rows to what is read, and attend to what came before."""
+
+    def __init__(self, by_hand: bool, begin: int = 2) -> None:
+        super().__init__()
+        self.by_hand, self.begin = by_hand, begin
+        self.places, self.norm, self.act = nn.Embedding(9, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.by_hand:
+            x = self.norm(x + self.places(torch.arange(6) + self.begin))
+            return self.act(F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1.0))
+        here = torch.arange(6) + 0
+        late = here[None] > here[:, None]
+        place = torch.cumsum(torch.ones(6, dtype=torch.int64), 0) - 1
+        x = self.norm(x + self.places(place + self.begin))
+        return self.act(torch.softmax((x @ x.mT).masked_fill(late, -torch.inf), -1) @ x)
+
+
+def test_constants_that_are_made_for_another_purpose_are_no_pair(tmp_path: Path) -> None:
+    """One program counts for its mask, the other one for its places; what is computed from places meets again."""
+    result = compare(tmp_path / "right", lambda: Placed(True), lambda: Placed(False))
+    assert result.exit_code == 0, str(result)
+    wrong = compare(tmp_path / "wrong", lambda: Placed(True), lambda: Placed(False, 1))
+    found = wrong.divergence
+    assert found is not None and found.region is not None, str(wrong)
+    assert any("cumsum" in name for name in found.region.baseline), str(wrong)
+    assert not any("softmax" in name for name in found.region.baseline), str(wrong)
+
+
+def weighed(x: Tensor, *, first: float = 1.0, second: float = 1.0, behind: float = 1.0) -> Tensor:
+    """A product of what two calls make, element by element, with a factor in one of three places."""
+    one, other = torch.sin(x), torch.cos(x)
+    made = (one / first if first != 1 else one) * (other * second if second != 1 else other)
+    return made * behind if behind != 1 else made
+
+
+def scored(x: Tensor, *, first: float = 1.0, second: float = 1.0) -> Tensor:
+    one, other = torch.sin(x), torch.cos(x)
+    made = (one / first if first != 1 else one) @ (other * second if second != 1 else other).transpose(-1, -2)
+    return torch.softmax(made, -1) @ x
+
+
+def test_a_factor_may_stand_at_either_operand_of_a_product(tmp_path: Path) -> None:
+    for name, ours, right, wrong in (
+        ("elements", {"first": -1.0}, {"second": -1.0}, {"second": -1.01}),
+        ("behind", {"first": 2.0}, {"behind": 0.5}, {"behind": 0.505}),
+    ):
+        for other, code in ((right, 0), (wrong, 1)):
+            result = compare(
+                tmp_path / name / str(code),
+                lambda ours=ours: Between(lambda x: weighed(x, **ours)),  # type: ignore[misc]
+                lambda other=other: Between(lambda x: weighed(x, **other)),  # type: ignore[misc]
+            )
+            assert result.exit_code == code, f"{name}: {result}"
+        found = result.divergence
+        assert found is not None and found.region is not None and any("mul" in n for n in found.region.candidate)
+
+
+def test_a_factor_may_stand_at_either_matrix_with_a_view_between(tmp_path: Path) -> None:
+    for factor, code in ((0.5, 0), (0.505, 1)):
+        result = compare(
+            tmp_path / str(code),
+            lambda: Between(lambda x: scored(x, first=2.0)),
+            lambda factor=factor: Between(lambda x: scored(x, second=factor)),  # type: ignore[misc]
+        )
+        assert result.exit_code == code, str(result)
+    found = result.divergence
+    assert found is not None and found.region is not None and any("matmul" in n for n in found.region.candidate)
+
+
+class Normed(nn.Module):
+    """A norm by hand with weights of one, which make the same numbers again; a copy lies between."""
+
+    def __init__(self, fused: bool, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.fused, self.eps = fused, eps
+        self.one, self.two, self.weight = nn.Linear(8, 8), nn.Linear(8, 4), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        if self.fused:
+            x = F.rms_norm(x, (8,), self.weight, self.eps)
+        else:
+            x = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        made: Tensor = self.two(x)
+        return made
+
+
+def test_numbers_that_a_region_makes_twice_are_no_input_of_it(tmp_path: Path) -> None:
+    assert compare(tmp_path / "right", lambda: Normed(False), lambda: Normed(True)).exit_code == 0
+    result = compare(tmp_path / "wrong", lambda: Normed(False), lambda: Normed(True, 1e-2))
+    found = result.divergence
+    assert found is not None and found.region is not None and found.region.begins, str(result)
+    assert any("rms_norm" in name for name in found.region.candidate)

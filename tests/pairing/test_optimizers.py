@@ -51,3 +51,34 @@ def test_a_state_that_is_replaced_on_one_side_is_compared_where_it_is_read_again
     assert [slot.name for slot in region.parts[0][0].slots] == [
         "input.optimizer state m of a", "input.parameter a", "output.parameter a"
     ]  # fmt: skip
+
+
+STEP = "optimizer state step of a"
+
+
+def counting(name: str, *, reads: tuple[str, ...] = (STEP,)) -> Call:
+    """A call that changes the single number of the steps."""
+    held = [
+        Slot(name=f"input.{at}", dtype="float32", shape=(), role=role, digest=f"in {role}")
+        for at, role in enumerate(reads)
+    ]
+    return Call(
+        name=name, phase=PHASE, slots=(*held, Slot(name="output.0", dtype="float32", shape=(), role=STEP, digest="out"))
+    )
+
+
+def test_steps_that_the_other_optimizer_counts_in_plain_python_belong_to_the_region() -> None:
+    baseline = [counting("Tensor.add_.0.forward"), update("Tensor.mul_", "parameter a")]
+    candidate = [update("Tensor.sub_", "parameter a")]
+    region = pair_optimizers((baseline, candidate), [], ([0, 1], [0]), NAME)
+    assert region is not None and region.members == ([0, 1], [0])
+
+
+def test_a_number_that_is_more_than_a_counter_of_one_side_is_not_explained() -> None:
+    """It is computed from the gradient too."""
+    candidate = [update("Tensor.sub_", "parameter a")]
+    for order in (slice(None), slice(None, None, -1)):
+        writes = [counting("Tensor.add_.0.forward", reads=(STEP, "gradient a")), counting("Tensor.add_.1.forward")]
+        baseline = [*writes[order], update("Tensor.mul_", "parameter a")]
+        region = pair_optimizers((baseline, candidate), [], ([0, 1, 2], [0]), NAME)
+        assert region is not None and region.members == ([2], [0])

@@ -1,8 +1,8 @@
-"""Find the pairs of calls between a factor that one program applies before a product, and the other one behind it.
+"""Find the pairs of calls between a factor that one program applies before a product, and the other one elsewhere around it.
 
-In: the calls of one step of both sides, their pairs and the regions. Out: pairs to take apart. `(q * s) @ k` and `(q @ k) * s` have
-the same product by name, but not by value: the two programs do not meet between a region that scales in one run only and that
-product. Only the calls decide it, never a value; what lies around is then one region, and what it makes is compared.
+In: the calls of one step of both sides, their pairs and the regions. Out: pairs to take apart. `(q * s) @ k`, `(q @ k) * s` and
+`q @ (k * s)` have the same product by name, but not by value: the two programs do not meet between a region that scales in one
+run only and that product. Only the calls decide it, never a value; what lies around is one region, and what it makes is compared.
 """
 
 from __future__ import annotations
@@ -61,13 +61,12 @@ class _Search:
             for position in self._members[number][at]:
                 for chain in self._chains(at, position, down=down):
                     last = self._pairs[chain[-1]]
-                    beyond = {
-                        self._region_of[side].get(each)
-                        for side in (0, 1)
-                        for each in self._next(side, last[side], down=down)
-                    } - {None, number}
-                    if any(self._computing[other][1 - at] for other in beyond if other is not None):
-                        yield from (self._pairs[each] for each in chain)
+                    for side in (0, 1):
+                        # The factor may be in what the product becomes, or in its other operand.
+                        for way in (True, False) if down else (False,):
+                            for other, views in self._regions(side, last[side], down=way):
+                                if other != number and self._computing[other][1 - at]:
+                                    yield from (self._pairs[each] for each in (*chain, *views))
 
     def _chains(self, at: int, position: int, *, down: bool) -> Iterator[list[int]]:
         """Yield the pairs from a call to each product that only views and copies lie before."""
@@ -80,8 +79,20 @@ class _Search:
                     continue
                 if only_moves(call) and len(chain) < _LONGEST_CHAIN:
                     waiting.append((each, [*chain, pair]))
-                elif has(call.op, Trait.MULTIPLIES) and plain_name(call.op) not in _SCALING:
+                elif _is_product(call):
                     yield [*chain, pair]
+
+    def _regions(self, at: int, position: int, *, down: bool) -> Iterator[tuple[int, list[int]]]:
+        """Yield the regions next to a call, and the pairs of views and copies between."""
+        waiting: list[tuple[int, list[int]]] = [(position, [])]
+        while waiting:
+            here, views = waiting.pop()
+            for each in self._next(at, here, down=down):
+                pair, call = self._sides[at].partner.get(each), self._sides[at].calls[each]
+                if (region := self._region_of[at].get(each)) is not None:
+                    yield region, views
+                elif pair is not None and call is not None and only_moves(call) and len(views) < _LONGEST_CHAIN:
+                    waiting.append((each, [*views, pair]))
 
     def _next(self, at: int, position: int, *, down: bool) -> Iterator[int]:
         """Yield the calls that read what a call makes, or those that made what it reads."""
@@ -96,3 +107,10 @@ class _Search:
                 yield from (each for each in side.readers(content) if each > position)
             elif (made := side.maker(content, position)) is not None:
                 yield made
+
+
+def _is_product(call: Call) -> bool:
+    """Return whether a call multiplies tensors, or divides one by another."""
+    if plain_name(call.op) in _SCALING:
+        return sum(slot.count > 1 for slot in read_slots(call)) > 1
+    return has(call.op, Trait.MULTIPLIES)

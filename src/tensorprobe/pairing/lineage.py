@@ -161,8 +161,8 @@ def mismatched_pairs(
         last = max((pair for pair in left if _is_of_model(calls[0][pair[0]])), default=None)
         if last not in found:
             break
-    found |= {pair for pair in left if pair not in found and sweep.takes_another_part(pair)}
     found |= sweep.inner_views([pair for pair in left if pair not in found])
+    found |= {p for p in left if p not in found and (sweep.takes_another_part(p) or sweep.makes_another_table(p))}
     return with_backwards(calls, left, found)
 
 
@@ -226,13 +226,15 @@ class _Sweep:
         return found
 
     def inner_views(self, pairs: Pairs) -> set[tuple[int, int]]:
-        """Return the pairs of views and copies that lie among calls without a partner: nothing says which belongs to which."""
+        """Return the pairs of views and copies among calls without a partner: nothing says which belongs to which."""
         views = [
-            pair for pair in pairs if (call := self._calls[0][pair[0]]) and _is_of_model(call) and only_moves(call)
+            pair
+            for pair in pairs
+            if (call := self._calls[0][pair[0]]) and self._calls[1][pair[1]] and _is_of_model(call) and only_moves(call)
         ]
         found: set[tuple[int, int]] = set()
         for _ in range(_LONGEST_CHAIN):
-            inner = {pair for pair in views if pair not in found and self._is_inner(pair)}
+            inner = {p for p in views if p not in found and (self._is_inner(p) or self._joins_other_parts(p))}
             if not inner:
                 break
             found |= inner
@@ -256,22 +258,54 @@ class _Sweep:
                     return False
         return True
 
-    def takes_another_part(self, pair: tuple[int, int]) -> bool:
-        """Return whether two views lead into calls without a partner, and such calls read the whole tensor in one run only.
+    def _joins_other_parts(self, pair: tuple[int, int]) -> bool:
+        """Return whether calls without a partner made a part of what is put together on both sides, and another on one only."""
+        ours, theirs = (
+            {slot.name: side.side.maker(content_of(slot), position) in side.alone for slot in read_slots(call)}
+            for side, position in zip(self._sides, pair, strict=True)
+            if (call := side.side.calls[position]) is not None
+        )
+        made = [{alone, theirs[name]} for name, alone in ours.items() if name in theirs]
+        return {True} in made and {True, False} in made
 
-        Then the gradients that come back through the views are other parts of the gradient.
+    def takes_another_part(self, pair: tuple[int, int]) -> bool:
+        """Return whether two views lead into calls without a partner, and show other parts, or get other gradients.
+
+        They show other parts if their arguments differ, and nothing else reads them. The gradients that come back through
+        them are other parts of the gradient if calls without a partner read the whole tensor in one run only.
         """
         around: list[bool] = []
+        inner = True
         for side, position in zip(self._sides, pair, strict=True):
             call = side.side.calls[position]
             if call is None or not _is_of_model(call) or not only_moves(call):
                 return False
             made = [content for slot in call.slots if is_made(call, slot) and (content := content_of(slot)) is not None]
-            if not any(side.alone.intersection(side.side.readers(content)) for content in made):
+            readers = {each for content in made for each in side.side.readers(content)} - {position}
+            if not readers & side.alone:
                 return False
+            inner = inner and readers <= side.alone
             read = [content for slot in read_slots(call) if (content := content_of(slot)) is not None]
-            around.append(any(side.alone.intersection(side.side.readers(content)) for content in read))
-        return around[0] != around[1]
+            beside = {each for content in read for each in side.side.readers(content)} & side.alone
+            # A view of all of it has the same content, and may be what this view is made of.
+            around.append(any((other := side.side.calls[each]) and not only_moves(other) for each in beside))
+        ours, theirs = self._calls[0][pair[0]], self._calls[1][pair[1]]
+        unlike = ours is not None and theirs is not None and ours.args != theirs.args
+        return (inner and unlike) or around[0] != around[1]
+
+    def makes_another_table(self, pair: tuple[int, int]) -> bool:
+        """Return whether two calls make numbers from other arguments and constants alone, and no pair reads both results."""
+        ours, theirs = self._calls[0][pair[0]], self._calls[1][pair[1]]
+        if ours is None or theirs is None or not _is_of_model(ours) or ours.args == theirs.args:
+            return False
+        read: list[set[int]] = []
+        for side, call in zip(self._sides, (ours, theirs), strict=True):
+            made = [content_of(slot) for slot in call.slots if is_made(call, slot)]
+            if not made or not side.side.tables.issuperset(made):
+                return False
+            readers = {each for content in made for each in side.side.readers(content)} - side.alone
+            read.append({number for each in readers if (number := side.side.partner.get(each)) is not None})
+        return not read[0] & read[1]
 
 
 class _Sources:
@@ -319,6 +353,8 @@ class _Sources:
         maker = self.side.maker(content, position)
         if maker in self._made:
             return self._made[maker]
+        if content in self.side.tables:
+            return frozenset()  # which calls are paired for it says nothing
         border = self.side.border(content, position, made=True)
         return None if border is None else frozenset([border])
 

@@ -54,9 +54,11 @@ def pair_optimizers(
     ours, theirs = (_Side(held, own) for held, own in zip(calls, inside, strict=True))
     if only := set(ours.after) ^ set(theirs.after):
         # A state that one of them writes to, and the other replaces by a new tensor, is compared where it is read again.
-        replaced = only & set(ours.before) & set(theirs.before)
-        ours, theirs = (_Side(held, own, only - replaced) for held, own in zip(calls, inside, strict=True))
-        for role in replaced:
+        excused = only & set(ours.before) & set(theirs.before)
+        # Steps that the other one counts in a number that is no tensor show in the parameters.
+        excused |= (ours.counters() | theirs.counters()) & only
+        ours, theirs = (_Side(held, own, only - excused) for held, own in zip(calls, inside, strict=True))
+        for role in excused:
             ours.after.pop(role, None), theirs.after.pop(role, None)
     if not ours.after or ours.after.keys() != theirs.after.keys():
         return None
@@ -79,6 +81,8 @@ class _Side:
     def __init__(self, calls: Sequence[Call | None], inside: Sequence[int], only: Set[str] = frozenset()) -> None:
         self.before: dict[str, Slot] = {}
         self.after: dict[str, Slot] = {}
+        self._alone: dict[str, bool] = {}
+        """By what is written: whether it is a single number that is computed from itself alone, or from such."""
         self.members: list[int] = []
         held = [(at, call) for at in inside if (call := calls[at]) is not None]
         read = {_held(slot) for _, call in held for slot in read_slots(call)}
@@ -100,6 +104,13 @@ class _Side:
         for slot in outputs:
             if slot.role and not slot.role.startswith("gradient "):  # some use it up
                 self.after[slot.role] = slot
+        written = {slot.role for slot in outputs}
+        alone = written == {slot.role for slot in read_slots(call)} and all(slot.count == 1 for slot in call.slots)
+        self._alone |= {role: alone and self._alone.get(role, True) for role in written}
+
+    def counters(self) -> set[str]:
+        """Return the states that hold a single number which is computed from itself alone, as that of the steps."""
+        return {role for role, alone in self._alone.items() if alone and " of " in role}
 
     @staticmethod
     def _writes_elsewhere(call: Call, outputs: Sequence[Slot], made: Set[Hashable]) -> bool:

@@ -118,8 +118,7 @@ class _Search:
         self._join_where_read()
         self._join_within_runs()
         self._join_where_made()
-        self._join_neighbours()
-        self._join_constants()
+        self._join_neighbours(self._join_constants())
         groups: defaultdict[Node, list[Node]] = defaultdict(list)
         for node in sorted(self._alone):
             groups[self._root(node)].append(node)
@@ -163,9 +162,16 @@ class _Search:
     def _is_inside(self, node: Node, slot: Slot) -> bool:
         """Return whether a call of the same region made what a call reads."""
         maker = self._maker(node, slot)
-        return maker is not None and (
-            content_of(slot) not in self._met[node[0]] or self._root(maker) == self._root(node)
-        )
+        return maker is not None and (self._meeting(node, slot) is None or self._root(maker) == self._root(node))
+
+    def _meeting(self, node: Node, slot: Slot) -> Border | None:
+        """Return where both programs read what a call reads, if that was made for it: the same numbers may be made before."""
+        content, side = content_of(slot), self._sides[node[0]]
+        border = self._met[node[0]].get(content)
+        if border is None or content is None:
+            return None
+        reader = self._pairs[border[0]][node[0]]
+        return border if side.maker(content, node[1]) == side.maker(content, reader) else None
 
     def _join_within_runs(self) -> None:
         given: set[tuple[Node, Hashable]] = set()
@@ -174,7 +180,7 @@ class _Search:
             table = any(is_made(call, slot) and content_of(slot) in tables for slot in call.slots)
             for slot in read_slots(call):
                 maker, content = self._maker(node, slot), content_of(slot)
-                if maker is None or content in self._met[node[0]]:
+                if maker is None or self._meeting(node, slot) is not None:
                     continue
                 if content in tables and not table:  # a mask that all layers read makes them no one region
                     if (maker, content) in given:
@@ -233,8 +239,8 @@ class _Search:
                 for node in (*ours, *theirs):
                     self._join(ours[0], node)
 
-    def _join_neighbours(self) -> None:
-        """Join calls that lead nowhere with the calls before and after them.
+    def _join_neighbours(self, joined: Set[Node]) -> None:
+        """Join calls that lead nowhere, and are not `joined` yet, with the calls before and after them.
 
         Those are calls on constants alone, such as counters of steps, and results in generated code that nothing reads.
         """
@@ -243,13 +249,17 @@ class _Search:
             contents = [content_of(slot) for slot in call.slots]
             made = [content_of(slot) for slot in call.slots if is_made(call, slot)]
             unread = call.op.startswith("Ops.") and not any(map(self._sides[node[0]].readers, made))
-            if unread or not any(content is not None for content in contents):
+            if unread or not (node in joined or any(content is not None for content in contents)):
                 for near in ((node[0], node[1] - 1), (node[0], node[1] + 1)):
                     if near in self._alone:
                         self._join(node, near)
 
-    def _join_constants(self) -> None:
-        """Join calls that made the same number everywhere, as an empty mask, with the next call that reads such a tensor."""
+    def _join_constants(self) -> set[Node]:
+        """Join calls that made the same number everywhere, as an empty mask, with the next call that reads such a tensor.
+
+        Return those calls.
+        """
+        joined: set[Node] = set()
         waiting: defaultdict[Hashable, list[Node]] = defaultdict(list)
         for node in sorted(self._alone):
             call = self._call(node)
@@ -258,15 +268,19 @@ class _Search:
             for slot in read_slots(call):
                 for maker in waiting.pop((node[0], slot.digest, slot.shape), ()):
                     self._join(node, maker)
+                    joined.add(maker)
             made = [slot for slot in call.slots if is_made(call, slot) and slot.digest]
             if not any(content_of(slot) for slot in made):
                 for slot in made:
                     waiting[node[0], slot.digest, slot.shape].append(node)
+        return joined
 
     def _border(self, node: Node, slot: Slot) -> Border | None:
         content = content_of(slot)
-        if content in self._met[node[0]] and self._maker(node, slot) is not None:  # it is not made later
-            return self._met[node[0]][content]
+        if (met := self._meeting(node, slot)) is not None and self._maker(
+            node, slot
+        ) is not None:  # it is not made later
+            return met
         return None if content is None else self._sides[node[0]].border(content, node[1])
 
     # What a region reads and makes
