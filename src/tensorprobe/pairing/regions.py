@@ -122,11 +122,15 @@ class _Search:
         groups: defaultdict[Node, list[Node]] = defaultdict(list)
         for node in sorted(self._alone):
             groups[self._root(node)].append(node)
-        for members in groups.values():
+        for members in sorted(groups.values(), key=self._order):
             if (region := self._region(members)) is not None:
                 yield region
             else:
                 self._rest += members
+
+    def _order(self, members: list[Node]) -> tuple[int, list[str]]:
+        """Return what sorts groups of calls alike, whichever run is the baseline: it numbers the regions."""
+        return min(position for _, position in members), sorted(self._call(node).name for node in members)
 
     def around_the_rest(self) -> set[Border]:
         """Return the places where calls without a region meet their neighbours."""
