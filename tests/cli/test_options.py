@@ -39,7 +39,9 @@ def test_a_bar_appears_only_when_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(options.sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "__stderr__", sys.stderr)  # past the filter for text from outside, which takes out its colours
+    monkeypatch.setattr(
+        sys, "__stderr__", sys.stderr
+    )  # past the filter for text from outside, which takes out its colours
     with options.progress("working") as bar:
         assert bar is not None
         bar(3)
