@@ -6,10 +6,11 @@ import io
 import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from tensorprobe.cli import options
+from tensorprobe.cli import command, options
 from tensorprobe.inject.capture import EndLine
 from tests.cli.test_main import run_program
 
@@ -99,3 +100,13 @@ def test_an_unknown_option_without_dashes_may_be_one_of_the_command(command: str
 
 def test_completion_is_offered() -> None:
     assert "--install-completion" in run_program("--help").stdout
+
+
+def test_what_a_killed_overwrite_left_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("run.1", ".rank.old.run.1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "of").write_text(name)
+    with command.aside([tmp_path / "run.1"], unless=lambda: False):
+        assert not (tmp_path / "run.1").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.1"]
+    assert (tmp_path / "run.1" / "of").read_text() == "run.1"

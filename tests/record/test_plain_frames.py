@@ -24,6 +24,7 @@ from tensorprobe.record import plain_frames, recorder
 from tensorprobe.record.messages import CloseNote, DropNote, EndNote, Orders, Piece, StackNote, StepNote
 from tensorprobe.record.recorder import Recorder
 from tensorprobe.record.ring import Ring, aligned
+from tensorprobe.record.tensor_store import TensorStore
 
 NATIVE = plain_frames.load()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C code is not built")
@@ -255,6 +256,30 @@ def test_a_broken_disk_leaves_the_same_lines() -> None:
         found = assert_same(tape)["step0/rank0/calls.jsonl"]
     assert found.count(b"\n") == 40
     assert b"offset" not in found
+
+
+def test_a_buffer_is_not_touched_once_the_disk_broke_within_a_call() -> None:
+    tape = Tape(64 << 20)
+    for number, tensors in enumerate((1, 240)):
+        slots = []
+        for at in range(tensors):
+            token = tape.put(struct.pack("<2I", number, at) * 31_250, DTYPES["uint8"].code)
+            slots.append(SlotEvent(f"input.{at}", "uint8", (250_000,), token=token))
+        tape.send(Event(f"Torch.sin.{number}.forward", slots=slots))
+    dropped: list[tuple[array[int], array[int]]] = []
+
+    def fail(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    def drop(self: TensorStore, error: OSError) -> None:
+        if self._blob is not None:
+            dropped.append((self._blob.state, self._blob.state[:]))
+        plain(self, error)
+
+    plain = TensorStore._fail
+    with patch("os.pwrite", fail), patch.object(TensorStore, "_fail", drop):
+        record(tape, native=True)
+    assert dropped and all(state == then for state, then in dropped)
 
 
 @settings(max_examples=2000, deadline=None)
